@@ -126,7 +126,7 @@ class Intake:
 
         Raise Refused, with the first wrong event, when any event is wrong: then no event is accepted.
         """
-        return read_each(listed(parse_json(body)), partial(_event, topic, self._latest(topic)))
+        return read_each(listed(parse_json(body, _finite)), partial(_event, topic, self._latest(topic)))
 
     def of_lines(self, topic: str) -> Callable[[bytes], list[Event]]:
         """Return a function that reads a line of a file, as a list of one event. It raises Refused for a
@@ -135,7 +135,7 @@ class Intake:
         Raise MillraceError unless events of the topic can be encoded.
         """
         read = partial(_event, topic, self._latest(topic))
-        return lambda line: read_each([parse_json(line)], read)
+        return lambda line: read_each([parse_json(line, _finite)], read)
 
     def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
         """Return the events of a request in Avro, which are written with the registry's schema of that id."""
@@ -310,7 +310,7 @@ def read_each(given: Sequence[T], read: Callable[[T, int], Event], kind: str = "
         except MillraceError as error:
             where = f"{kind} {number}: " if len(given) > 1 else ""
             raise Refused(f"{where}{_one_line(error)}") from None
-        except RecursionError:  # this stands a few frames deeper than the reading of the request's JSON
+        except RecursionError:  # Encoding needs a few more stack frames than parsing.
             raise Refused(TOO_DEEP) from None
     return events
 
@@ -364,21 +364,27 @@ def _body(encoder: EventSchema | ValueSchema, fields: Mapping[str, Any]) -> byte
     return encoder.encode(_NO_HEADER, fields)[PREFIX_BYTES + _NO_HEADER_BYTES :]
 
 
-def parse_json(body: bytes | str) -> Any:
+def _finite(number: str) -> float:
+    if math.isinf(parsed := float(number)):
+        raise Refused(f"{number[:40]} is too large: give a number of at most 1.8e308")
+    return parsed
+
+
+def parse_json(body: bytes | str, parse_float: Callable[[str], Any] = float) -> Any:
     """Return the content of a JSON text, which has no constants such as NaN. Raise Refused otherwise."""
 
     def refuse(word: str) -> Any:
         raise Refused(f"{word} is no JSON: give a number or null")
 
     try:
-        return json.loads(body, parse_constant=refuse)
+        return json.loads(body, parse_float=parse_float, parse_constant=refuse)
     except RecursionError:
         raise Refused(TOO_DEEP) from None
     except UnicodeDecodeError as error:
         raise Refused(f"it is no JSON: byte {error.start} is no UTF-8") from None
     except json.JSONDecodeError as error:
         raise Refused(f"it is no JSON: {_one_line(error)}") from None
-    except ValueError:  # Python reads no longer integers
+    except ValueError:  # Python refuses longer integers
         raise Refused(f"an integer has more than {sys.get_int_max_str_digits()} digits: shorten it") from None
 
 

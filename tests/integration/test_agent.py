@@ -251,6 +251,7 @@ def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_req
         (b"{", "application/json", 400, "it is no JSON"),
         (b"[" * 100_000, "application/json", 400, "nested too deeply"),
         (b'[{"time": NaN}]', "application/json", 400, "NaN is no JSON"),
+        (b'[{"time": 1e400}]', "application/json", 400, "1e400 is too large"),
         (b"[]", "application/json", 400, "without events"),
         (json.dumps([good] * (MAX_BATCH + 1)).encode(), "application/json", 400, f"at most {MAX_BATCH}"),
         (b" " * (5 << 20), "application/json", 413, "body is larger than 4194304 bytes"),

@@ -105,15 +105,16 @@ def test_what_is_wrong_with_an_event_is_said_in_a_short_text_that_can_be_written
 EVERY_TYPE = {
     "type": "record",
     "name": "EveryType",
+    "namespace": "millrace.events",
     "fields": [
         {"name": name, "type": kind, "default": default}
         for name, kind, default in (
             ("a", {"type": "array", "items": ["null", "int"]}, []),
-            ("b", "bytes", ""),
+            ("b", ["null", "bytes"], None),
             ("d", ["null", {"type": "bytes", "logicalType": "decimal", "precision": 4}], None),
-            ("e", {"type": "enum", "name": "E", "symbols": ["0"]}, "0"),
+            ("e", {"type": "enum", "name": "E", "symbols": ["A"]}, "A"),
             ("f", "float", 0),
-            ("h", {"type": "fixed", "name": "H", "size": 1}, "0"),
+            ("h", ["null", {"type": "fixed", "name": "H", "size": 1}], None),
             ("m", {"type": "map", "values": ["long", "string"]}, {}),
             ("r", ["null", "EveryType"], None),
             ("t", {"type": "long", "logicalType": "timestamp-millis"}, 0),
@@ -140,7 +141,7 @@ ANY_JSON = st.recursive(
     | st.integers()
     | st.sampled_from([1 << 70, 10**400, 1e300])
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text("0/\0\ud800", max_size=3),
+    | st.text("0A/\0\ud800", max_size=3),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*NAMES, "\ud800"]), inner, max_size=3)
     ),
@@ -179,6 +180,27 @@ def test_no_answer_speaks_of_python_whatever_json_comes(examples: Intake, topic:
         except MillraceError as error:
             answer = str(error)
         assert PYTHON.search(answer) is None
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" * 400 + ".0"])
+def test_a_number_that_would_become_infinite_is_refused_in_an_event_and_kept_in_a_message(
+    examples: Intake, number: str
+) -> None:
+    for name in ("f", "z"):
+        body = f'{{"time": {START}, "event": {{"{name}": {number}}}}}'.encode()
+        with pytest.raises(Refused, match=f"^{number[:40]} is too large: give a number of at most 1.8e308$"):
+            examples.from_json("EveryType", body)
+        with pytest.raises(Refused, match="is too large"):
+            examples.of_lines("EveryType")(body)
+    (message,) = read_values("t", f'{{"time": {START}, "value": {{"f": {number}}}}}'.encode())
+    assert message.body == f'{{"f": {number}}}'.encode()
+
+
+@pytest.mark.parametrize("number", ["1e39", "1" * 40])
+def test_a_number_that_a_float_cannot_hold_is_refused_with_its_field(examples: Intake, number: str) -> None:
+    body = f'{{"time": {START}, "event": {{"f": {number}}}}}'.encode()
+    with pytest.raises(Refused, match=r"f must be a number of at most 3\.4e38, not 1"):
+        examples.from_json("EveryType", body)
 
 
 def test_an_event_that_is_nested_too_deeply_is_refused_at_every_depth(examples: Intake) -> None:
