@@ -34,7 +34,7 @@ def test_a_subject_that_only_a_record_names_is_refused_at_the_start(
     assert not spool.exists()
 
 
-def test_the_pod_of_the_page_has_arguments_that_the_agent_takes_and_keeps_the_spool_on_a_persistent_volume(
+def test_the_pod_of_the_page_is_restricted_and_keeps_the_spool_on_a_persistent_volume(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", (REPOSITORY / "docs/agent.md").read_text(), re.M | re.S)
@@ -56,3 +56,8 @@ def test_the_pod_of_the_page_has_arguments_that_the_agent_takes_and_keeps_the_sp
     build = (REPOSITORY / "deploy/container/Containerfile").read_text()
     assert f"--tag {agent['image']} " in build
     assert f"USER 10001:{spec['securityContext']['fsGroup']}\n" in build
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in [*spec["initContainers"], *spec["containers"]]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
