@@ -24,6 +24,8 @@ def metadata_location(warehouse: Path, topic: str) -> str | None:
         "SELECT metadata_location FROM iceberg_tables WHERE table_namespace = 'millrace' AND table_name = ?"
     )
     with closing(sqlite3.connect(f"file:{catalog}?mode=ro", uri=True)) as database:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'iceberg_tables'").fetchone():
+            return None  # a publication is creating the catalog
         row = database.execute(query, (topic,)).fetchone()
     return None if row is None else str(row[0])
 

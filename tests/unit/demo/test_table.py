@@ -50,3 +50,8 @@ def test_a_duckdb_without_the_extension_of_its_version_counts_nothing_and_downlo
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(table, "extension_of", lambda name, version: f"no_{name}")
     assert rows_by_duckdb("nowhere") is None
+
+
+def test_a_catalog_that_is_being_created_has_no_tables_yet(tmp_path: Path) -> None:
+    (tmp_path / "catalog.db").touch()  # SQLite's file before its first table
+    assert metadata_location(tmp_path, "PageView") is None
