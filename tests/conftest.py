@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 
 from tests import postgres  # noqa: E402
 from tests.access_log import AccessLog, access_log_names, open_access_log  # noqa: E402
+from tests.last_line import NO_TIME  # noqa: E402
 from tests.support import Process  # noqa: E402  # the environment must be set first
 
 if TYPE_CHECKING:
@@ -66,6 +68,9 @@ LONGEST_FIRST = (
 """A file that is long and comes last leaves the other workers without work."""
 WITH_SPARK = frozenset(LONGEST_FIRST[:7])
 """Files that use the fixture `spark`: one worker runs them, and Spark starts once."""
+
+UNTIL = float(os.environ.get("MILLRACE_TESTS_UNTIL", "inf"))
+"""Unix time from which on tests are skipped: on a slow machine the last suites of `.ci/run` end in time."""
 
 Start = Callable[..., Process]
 _started: list[Process] = []
@@ -109,6 +114,12 @@ class _Packed(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
     # With xdist's log: without it each turn of the scheduler is printed.
     return _Packed(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.time() > UNTIL:
+        pytest.skip(NO_TIME)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Last line of `make compat`, on tiny suites: everything ran, something is missing, a failure."""
+"""Last line of `make compat`, on tiny suites: all ran, something is missing, no time was left, a failure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "conftest.py").write_text(
         "from tests.compat.conftest import needs_maven, pytest_runtest_logreport\n"
         "from tests.compat.conftest import pytest_sessionfinish, pytest_unconfigure\n"
+        "from tests.conftest import pytest_runtest_setup\n"
     )
     return tmp_path
 
 
-def run(folder: Path, path: str) -> tuple[int, list[str]]:
-    """Exit code and the lines printed, with programs looked for in `path` only."""
+def run(folder: Path, path: str, until: str = "inf") -> tuple[int, list[str]]:
+    """Exit code and the lines printed, with programs looked for in `path` only, and time until `until`."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(folder)],
         cwd=folder,
-        env={"PATH": path, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        env={
+            "PATH": path,
+            "MILLRACE_TESTS_UNTIL": until,
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]),
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -55,6 +60,12 @@ def test_without_maven_the_last_line_names_what_was_left_out_and_the_run_fails(f
 def test_when_everything_ran_the_last_line_says_so(folder: Path) -> None:
     code, lines = run(folder, with_maven(folder))
     assert (code, lines[-1]) == (0, "COMPAT OK: ran=2 skipped=0"), lines
+
+
+def test_without_time_the_last_line_says_how_many_tests_did_not_run_and_the_run_passes(folder: Path) -> None:
+    code, lines = run(folder, with_maven(folder), until="0")
+    assert (code, lines[-1]) == (0, "COMPAT PARTIAL: ran=0 skipped=2 (console)"), lines
+    assert any("SKIPPED [2]" in line and "no time was left" in line for line in lines), lines
 
 
 @pytest.mark.parametrize("maven", [True, False])
