@@ -24,6 +24,8 @@ Steps: TypeAlias = Coroutine[Future[Any], None, object]
 """A coroutine for the loop. It may await only `outcome`, `Mailbox.sleep` and further coroutines
 of this type."""
 logger = logging.getLogger("millrace.mailbox")
+BUSY_S = 0.001
+"""Longest time for which `when_idle` waits for a busy loop."""
 MIN_SWEEP = 1024
 """Number of timers below which no sweep removes the cancelled ones."""
 
@@ -75,6 +77,8 @@ class Mailbox:
         self.now = clock
         self._posted: deque[Callable[[], None]] = deque()
         self._at_end_of_turn: list[Callable[[], None]] = []
+        self._when_idle: list[Callable[[], None]] = []
+        self._no_later_than = 0.0
         self._timers: list[tuple[float, int, Timer]] = []
         self._sweep_at = MIN_SWEEP
         self._numbers = itertools.count()
@@ -118,6 +122,12 @@ class Mailbox:
         heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), timer))
         return timer
 
+    def when_idle(self, function: Callable[[], None]) -> None:
+        """Run `function` in the first turn that finds nothing to read, after BUSY_S at the latest."""
+        if not self._when_idle:
+            self._no_later_than = self.now() + BUSY_S
+        self._when_idle.append(function)
+
     def every(self, seconds: float, function: Callable[[], object]) -> None:
         """Run `function` on the loop every `seconds`, also after it has raised."""
 
@@ -160,7 +170,7 @@ class Mailbox:
 
     def seconds_to_next(self) -> float | None:
         """Return the seconds that the loop may sleep; None for any time."""
-        if self._posted:
+        if self._posted or self._when_idle:
             return 0.0
         while self._timers and self._timers[0][2].function is None:
             heapq.heappop(self._timers)
@@ -171,10 +181,10 @@ class Mailbox:
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_fd, 4096)
 
-    def run(self) -> None:
-        """Run the posted and the due functions. A failing function is logged.
+    def run(self, *, is_idle: bool = True) -> None:
+        """Run the posted and the due functions. A failing function is logged; the others still run.
 
-        The other functions still run.
+        `is_idle` is True if this turn of the loop has found nothing to read.
         """
         if self._posted:
             for _ in range(len(self._posted)):
@@ -184,6 +194,10 @@ class Mailbox:
             timer = heapq.heappop(self._timers)[2]
             if timer.function is not None:
                 function, timer.function = timer.function, None
+                self._run(function)
+        if self._when_idle and (is_idle or now >= self._no_later_than):
+            functions, self._when_idle = self._when_idle, []
+            for function in functions:
                 self._run(function)
 
     def stop(self) -> None:

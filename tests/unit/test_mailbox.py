@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from millrace_broker.mailbox import MIN_SWEEP, Mailbox, Notifier, outcome, started_threads
+from millrace_broker.mailbox import BUSY_S, MIN_SWEEP, Mailbox, Notifier, outcome, started_threads
 from tests.support import Clock
 
 
@@ -55,6 +55,33 @@ def test_timers_run_in_order_and_not_before_their_time(mailbox: Mailbox, clock: 
     mailbox.run()
     assert done == ["first", "second"]
     assert mailbox.seconds_to_next() is None
+
+
+def test_what_waits_for_an_idle_loop_runs_when_nothing_is_left_to_read(mailbox: Mailbox) -> None:
+    done: list[int] = []
+    mailbox.when_idle(lambda: done.append(1))
+    assert mailbox.seconds_to_next() == 0
+    mailbox.run(is_idle=False)
+    assert done == []
+    mailbox.run(is_idle=True)
+    assert done == [1]
+    assert mailbox.seconds_to_next() is None
+
+
+def test_what_waits_for_an_idle_loop_runs_in_a_busy_one_when_its_time_is_over(
+    mailbox: Mailbox, clock: Clock
+) -> None:
+    done: list[int] = []
+    mailbox.when_idle(lambda: done.append(1))
+    clock.now += BUSY_S / 2
+    mailbox.when_idle(lambda: done.append(2))
+    mailbox.run(is_idle=False)
+    assert done == []
+    clock.now += BUSY_S / 2
+    mailbox.run(is_idle=False)
+    assert done == [1, 2]
+    mailbox.run(is_idle=False)
+    assert done == [1, 2]
 
 
 def test_a_cancelled_timer_neither_runs_nor_wakes(mailbox: Mailbox, clock: Clock) -> None:

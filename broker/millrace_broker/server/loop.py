@@ -176,7 +176,7 @@ class Server:
             self._accept(listener)
         self._serve_the_rest()
         self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
-        self._mailbox.run()
+        self._mailbox.run(is_idle=not (ready or self._unserved))
         self._finish_turn()
 
     def _account(self, connection: ClientConnection) -> float:

@@ -15,7 +15,7 @@ from millrace.errors import BrokerError, NotLeader, UnknownTopicOrPartition
 from millrace.records import Message, build_batch
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.partitions.flush import Outcome
-from millrace_broker.partitions.partition import Outcomes, Partition
+from millrace_broker.partitions.partition import SMALL_FLUSH_BYTES, Outcomes, Partition
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.sides import FlushSide
 
@@ -100,10 +100,12 @@ class Clocked:
             lambda: False,
         )
 
-    def write(self, *, acks_all: bool) -> Waiting:
+    def write(self, *, acks_all: bool, size: int = 1, count: int = 1) -> Waiting:
+        """Write `count` requests of one message each in one turn."""
         waiting = Waiting(acks_all)
-        batch = memoryview(bytearray(build_batch([Message(1, None, b"x")])))
-        self.partition.stage([batch], waiting)
+        for _ in range(count):
+            batch = memoryview(bytearray(build_batch([Message(1, None, b"x" * size)])))
+            self.partition.stage([batch], waiting)
         self.partition.write()
         return waiting
 
@@ -139,6 +141,51 @@ def test_a_flush_that_begins_sooner_takes_the_place_of_the_one_that_was_to_come(
     assert clocked.flushes.begun == 1
     clocked.passes(FLUSH_S * 0.2)
     assert clocked.flushes.begun == 2
+
+
+def share_a_flush(clocked: Clocked, size: int = 1) -> None:
+    """Let one turn bring two messages of `size` bytes, and one flush answer both."""
+    waiting = clocked.write(acks_all=True, size=size, count=2)
+    clocked.flushes.run()
+    assert (clocked.flushes.begun, waiting.answers) == (1, 2)
+
+
+def test_producers_that_shared_a_flush_share_the_next_one_with_the_first_of_them(clocked: Clocked) -> None:
+    share_a_flush(clocked)
+    again = [clocked.write(acks_all=True)]
+    clocked.mailbox.run(is_idle=False)
+    again.append(clocked.write(acks_all=True))
+    assert clocked.flushes.begun == 1
+    clocked.mailbox.run(is_idle=True)
+    assert clocked.flushes.begun == 2
+    clocked.flushes.run()
+    assert [one.answers for one in again] == [1, 1]
+
+
+def test_after_a_flush_with_one_producer_the_next_one_begins_at_once(clocked: Clocked) -> None:
+    share_a_flush(clocked)
+    clocked.write(acks_all=True)
+    clocked.mailbox.run()
+    clocked.flushes.run()
+    clocked.write(acks_all=True)
+    assert clocked.flushes.begun == 3
+
+
+def test_after_a_large_flush_the_next_one_begins_at_once(clocked: Clocked) -> None:
+    share_a_flush(clocked, size=SMALL_FLUSH_BYTES // 2)
+    clocked.write(acks_all=True)
+    assert clocked.flushes.begun == 2
+
+
+def test_a_partition_that_is_closed_while_its_flush_gathers_is_idle_after_it(clocked: Clocked) -> None:
+    share_a_flush(clocked)
+    waiting = clocked.write(acks_all=True)
+    idle = clocked.partition.close(NotLeader("moved"))
+    assert isinstance(waiting.outcomes[0], NotLeader)
+    assert not idle.done()
+    clocked.mailbox.run()
+    clocked.flushes.run()
+    assert idle.done()
 
 
 def test_a_partition_that_was_closed_is_not_flushed_any_more(clocked: Clocked) -> None:
