@@ -11,7 +11,7 @@
 
 enum { HEADER_BYTES = 61, LENGTH_OVERHEAD = 12, CRC_START = 21, LAST_CODEC = 4 };
 enum { LENGTH_AT = 8, EPOCH_AT = 12, MAGIC_AT = 16, CRC_AT = 17, ATTRIBUTES_AT = 21, DELTA_AT = 23 };
-enum { MAX_TIMESTAMP_AT = 35, PRODUCER_ID_AT = 43, COUNT_AT = 57 };
+enum { MAX_TIMESTAMP_AT = 35, PRODUCER_ID_AT = 43, PRODUCER_EPOCH_AT = 51, SEQUENCE_AT = 53, COUNT_AT = 57 };
 /* Larger batches go to the `checksum` argument, which is faster for them. */
 enum { SMALL_BYTES = 2048 };
 #define BROKEN INT64_MIN
@@ -217,11 +217,11 @@ release_arguments:
 
 static PyObject *stamp(PyObject *module, PyObject *args)
 {
-    PyObject *batches;
+    PyObject *batches, *sent;
     Py_ssize_t first;
     long long base, room, marked_room, least, messages = 0, max_timestamp = -1;
     int epoch;
-    if (!PyArg_ParseTuple(args, "OnLiLLL", &batches, &first, &base, &epoch, &room, &marked_room, &least))
+    if (!PyArg_ParseTuple(args, "OnLiLLLO", &batches, &first, &base, &epoch, &room, &marked_room, &least, &sent))
         return NULL;
     int64_t end = base, next_offset = base;
     PyObject *bases = PyList_New(0);
@@ -240,20 +240,29 @@ static PyObject *stamp(PyObject *module, PyObject *args)
         uint8_t *at = batch.buf;
         const int64_t length = batch.len < HEADER_BYTES ? -1 : int32_at(at + LENGTH_AT), size = length + LENGTH_OVERHEAD;
         const int64_t counted = size > least ? size : least, delta = length < 0 ? 0 : int32_at(at + DELTA_AT);
-        const int fits = length >= 0 && int64_at(at + PRODUCER_ID_AT) < 0 && delta < length
+        const long long producer_id = length < 0 ? -1 : int64_at(at + PRODUCER_ID_AT);
+        const int fits = length >= 0 && (producer_id < 0 || sent != Py_None) && delta < length
                          && end + size <= base + room && counted <= marked_room;
+        int producer_epoch = 0, sequence = 0, records = 0;
         if (fits) {
+            producer_epoch = (int16_t)(at[PRODUCER_EPOCH_AT] << 8 | at[PRODUCER_EPOCH_AT + 1]);
+            sequence = int32_at(at + SEQUENCE_AT);
+            records = int32_at(at + COUNT_AT);
             put_int32(at, (uint32_t)((uint64_t)end >> 32));
             put_int32(at + 4, (uint32_t)end);
             put_int32(at + EPOCH_AT, (uint32_t)epoch);
             const int64_t timestamp = int64_at(at + MAX_TIMESTAMP_AT);
             max_timestamp = timestamp > max_timestamp ? timestamp : max_timestamp;
-            messages += int32_at(at + COUNT_AT);
+            messages += records;
         }
         PyBuffer_Release(&batch);
         if (!fits)
             break;
         if (append_new(bases, PyLong_FromLongLong(end)) < 0)
+            goto failed;
+        if (producer_id >= 0
+            && append_new(sent, Py_BuildValue("nLiiLiL", index, producer_id, producer_epoch, sequence, (long long)end,
+                                              records, (long long)(end + size))) < 0)
             goto failed;
         next_offset = end + delta + 1;
         end += size;

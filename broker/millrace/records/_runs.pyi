@@ -11,6 +11,13 @@ def scan(
     checksum: Callable[[memoryview], int],
 ) -> tuple[list[int], list[memoryview], int]: ...
 def stamp(
-    batches: Sequence[Buffer], first: int, base: int, epoch: int, room: int, marked_room: int, least: int
+    batches: Sequence[Buffer],
+    first: int,
+    base: int,
+    epoch: int,
+    room: int,
+    marked_room: int,
+    least: int,
+    sent: list[tuple[int, int, int, int, int, int, int]] | None,
 ) -> tuple[list[int], int, int, int, int, int]: ...
 def holds_records(content: Buffer, count: int) -> bool: ...

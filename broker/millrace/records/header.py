@@ -41,8 +41,8 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 STAMP = struct.Struct(">qii")  # base_offset, batch_length, partition_leader_epoch
 OFFSETS = struct.Struct(">qi11xi")  # base_offset, batch_length, last_offset_delta
 YOUNGEST = struct.Struct(">qi4xb4xh12xq")  # base_offset, batch_length, magic, attributes, max_timestamp
-STAGED = struct.Struct(">8xi11xi8xqq6xi")
-# batch_length, last_offset_delta, max_timestamp, producer_id, records_count
+STAGED = struct.Struct(">8xi11xi8xqqhii")
+# batch_length, last_offset_delta, max_timestamp, producer_id, producer_epoch, base_sequence, records_count
 CHECKED = struct.Struct(">qi4xbIhi30xi")
 # base_offset, batch_length, magic, crc, attributes, last_offset_delta, records_count
 CRC = struct.Struct(">I")

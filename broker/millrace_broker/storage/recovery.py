@@ -269,7 +269,7 @@ class Scan:
             state = self.state
             room = landmarks.room if state.mirror is None else 0
             bases, end, room, messages, next_offset, max_timestamp = stamp(
-                batches, done, state.end, self._epochs.last, ANY_ROOM, room, LEAST_BATCH_BYTES
+                batches, done, state.end, self._epochs.last, ANY_ROOM, room, LEAST_BATCH_BYTES, None
             )
             if bases:
                 segment.facts.note(max_timestamp, next_offset)

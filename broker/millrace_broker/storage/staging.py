@@ -86,6 +86,7 @@ class Staging:
             self._room - self.size,
             self._landmarks.room,
             landmarks.LEAST_BATCH_BYTES,
+            None,
         )
         if bases:
             self.buffers += batches[first : first + len(bases)]
@@ -126,7 +127,7 @@ class Staging:
 
         Return the offset.
         """
-        length, last_offset_delta, max_timestamp, _, records_count = STAGED.unpack_from(batch)
+        length, last_offset_delta, max_timestamp, *_, records_count = STAGED.unpack_from(batch)
         base = self.end
         try:
             STAMP.pack_into(batch, 0, base, length, self._epoch)

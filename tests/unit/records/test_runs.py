@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.records import BatchHeader, Message, build_batch
 from millrace.records.content import holds_records, holds_records_in_python
 from millrace.records.header import crc32c
-from millrace.records.runs import IS_COMPILED, scan, scan_in_python, stamp, stamp_in_python
+from millrace.records.runs import IS_COMPILED, Sent, scan, scan_in_python, stamp, stamp_in_python
 from millrace.wire.primitives import compact_length
 
 HEAD = (b"\0\0\0\7", b"client and topic", 4)
@@ -24,10 +24,17 @@ def test_an_installation_with_a_compiler_has_the_compiled_form() -> None:
     assert IS_COMPILED, "broker/millrace/records/_runs.c is not built: run `make setup`"
 
 
-def batch(count: int, value: bytes, timestamp: int, producer_id: int, more_offsets: int) -> bytearray:
+def batch(
+    count: int, value: bytes, timestamp: int, producer_id: int, more_offsets: int, sequence: int = 0
+) -> bytearray:
     """`more_offsets`: how many more the header states than there are records, as a compacted log would."""
     made = bytearray(
-        build_batch([Message(timestamp, None, value)] * count, producer_id=producer_id, base_sequence=0)
+        build_batch(
+            [Message(timestamp, None, value)] * count,
+            producer_id=producer_id,
+            producer_epoch=sequence % 7,
+            base_sequence=sequence,
+        )
     )
     made[23:27] = (count - 1 + more_offsets).to_bytes(4, "big")
     return made
@@ -39,8 +46,9 @@ BATCHES = st.lists(
         st.integers(1, 9),
         st.binary(max_size=400),
         st.sampled_from([0, 5, 1_700_000_000_000, 2**63 - 1]),
-        st.sampled_from([-1, -1, -1, -1, 7]),
+        st.sampled_from([-1, -1, -1, -1, 7, 2**62]),
         st.sampled_from([0, 0, 0, 0, 1, 50, 2**31 - 10]),
+        st.sampled_from([0, 5, 2**31 - 1]),
     ),
     max_size=8,
 )
@@ -54,6 +62,7 @@ BATCHES = st.lists(
     epoch=st.sampled_from([0, 7, 2**31 - 1]),
     room=st.sampled_from([-1, 0, 61, 200, 1000, 10**6]),
     marked_room=st.sampled_from([0, 256, 700, 1 << 20]),
+    takes_idempotent=st.booleans(),
 )
 def test_both_forms_stamp_the_same_batches_and_say_the_same_of_them(
     batches: Sequence[bytearray],
@@ -63,21 +72,32 @@ def test_both_forms_stamp_the_same_batches_and_say_the_same_of_them(
     epoch: int,
     room: int,
     marked_room: int,
+    takes_idempotent: bool,
 ) -> None:
     def copies() -> list[bytearray | bytes]:
         return [bytes(b) if number in read_only else bytearray(b) for number, b in enumerate(batches)]
 
     ours, theirs = copies(), copies()
+    sent: list[list[Sent] | None] = [[], []] if takes_idempotent else [None, None]
     arguments = (first, base, epoch, room, marked_room, 256)
-    assert stamp(ours, *arguments) == stamp_in_python(theirs, *arguments)
+    assert stamp(ours, *arguments, sent[0]) == stamp_in_python(theirs, *arguments, sent[1])
     assert ours == theirs
+    assert sent[0] == sent[1]
+
+
+def test_a_stamped_batch_of_an_idempotent_producer_is_described() -> None:
+    plain, idempotent = batch(1, b"v", 0, -1, 0), batch(3, b"value", 0, 7, 0, sequence=5)
+    sent: list[Sent] = []
+    bases, end, *_ = stamp([plain, idempotent], 0, 500, 4, 1000, 1000, 10, sent)
+    assert sent == [(1, 7, 5, 5, bases[1], 3, end)]
+    assert len(stamp([plain, idempotent], 0, 500, 4, 1000, 1000, 10, None)[0]) == 1
 
 
 def test_a_stamped_batch_states_where_it_stands_and_who_led() -> None:
     batches = [batch(3, b"value", 1000 - number, -1, 0) for number in range(3)]
     size = len(batches[0])
     bases, end, marked_room, messages, next_offset, max_timestamp = stamp(
-        batches, 1, 500, 4, 2 * size, 1000, 10
+        batches, 1, 500, 4, 2 * size, 1000, 10, None
     )
     assert bases == [500, 500 + size]
     assert (end, marked_room, messages) == (500 + 2 * size, 1000 - 2 * size, 6)

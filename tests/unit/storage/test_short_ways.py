@@ -24,6 +24,7 @@ from millrace.records.compression import Buffer, Codec
 from millrace_broker.storage import landmarks, segment
 from millrace_broker.storage.copying import whole_entries
 from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.producer_state import EXPIRY_S
 from millrace_broker.storage.recovery import Scan
 from millrace_broker.storage.segment import Segment
 from tests.unit.storage.logs import (
@@ -46,6 +47,7 @@ KINDS = ["plain", "small", "large", "packed"] * 6 + [
     "absurd",
     "locked",
 ]
+IDEMPOTENT_KINDS = ["idempotent"] * 12 + ["plain", "crowded"]
 FAULTS = [None] * 8 + ["short", "short", "full", "full"]
 """Usual faults. A file that cannot be cut ends a history: its log takes nothing more."""
 
@@ -84,18 +86,18 @@ class Writes:
 class StagedLog(PartitionLog):
     """A log without the short ways."""
 
-    def _append_plain(self, batches: Sequence[Buffer]) -> Sequence[int]:
+    def _append_plain(self, *arguments: object) -> Sequence[int]:
         return ()
 
 
-def produced(rng: random.Random, sequences: dict[int, int]) -> Buffer:
-    kind, count, timestamp = rng.choice(KINDS), rng.randint(1, 5), rng.randint(-1, 2000)
+def produced(rng: random.Random, sequences: dict[int, int], kinds: Sequence[str] = KINDS) -> Buffer:
+    kind, count, timestamp = rng.choice(kinds), rng.randint(1, 5), rng.randint(-1, 2000)
     match kind:
         case "idempotent":
             producer = rng.randint(1, 3)
-            sequence = rng.choice([sequences.get(producer, 0)] * 3 + [0, 7])
+            sequence = rng.choice([sequences.get(producer, 0)] * 12 + [0, 7])
             sequences[producer] = sequence + count
-            return batch(count, producer=producer, sequence=sequence, epoch=rng.choice([0, 0, 1]))
+            return batch(count, producer=producer, sequence=sequence, epoch=rng.choice([0] * 20 + [1]))
         case "crowded":
             return crowded_batch(rng.randint(90, 900), timestamp=timestamp)
         case "absurd":
@@ -129,6 +131,10 @@ def traces(log: PartitionLog) -> dict[str, Any]:
             for marks in [one.landmarks]
         ],
         "producers": (log.active_producers(), log._producers._newest_end),
+        "places": [
+            (list(places._all.values()), {name: list(ids.values()) for name, ids in places._of.items()})
+            for places in (log._producers._places, log._producers._limit.places)
+        ],
         "refusals": (log._refused_at, shown(log, log.refusal), shown(log, log._producers._refused)),
         "start": (log.log_start_offset, log.counts),
     }
@@ -153,17 +159,22 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
 
 
 def appended_to(
-    logs: Sequence[PartitionLog], writes: Writes, rng: random.Random, sequences: dict[int, int]
+    logs: Sequence[PartitionLog],
+    writes: Writes,
+    rng: random.Random,
+    sequences: dict[int, int],
+    kinds: Sequence[str],
 ) -> list[str]:
     """Append the same batches, with the same fault of the disk, to each log; return the outcomes."""
-    batches = [produced(rng, sequences) for _ in range(rng.choice([0, 1, 1, 2, 8]))]
+    batches = [produced(rng, sequences, kinds) for _ in range(rng.choice([0, 1, 1, 2, 8]))]
+    principals = [rng.choice([PRINCIPAL] * 30 + ["User:other"]) for _ in batches]
     fault = "no cut" if rng.random() < 0.02 else rng.choice(FAULTS)
     room = rng.randint(0, 600)
     outcomes = []
     for log in logs:
         copies = [one if isinstance(one, bytes) else bytearray(one) for one in batches]
         with writes.with_fault(fault, room):
-            outcomes.append(shown(log, log.append(copies, [PRINCIPAL] * len(copies))))
+            outcomes.append(shown(log, log.append(copies, principals)))
     return outcomes
 
 
@@ -179,8 +190,9 @@ def test_a_plain_append_leaves_what_a_staged_one_does(tmp_path: Path, writes: Wr
     ):
         kinds = (PartitionLog, StagedLog)
         logs = [kind(tmp_path / kind.__name__, config, clock) for kind in kinds]
+        batch_kinds = rng.choice([KINDS, IDEMPOTENT_KINDS])
         for _ in range(30):
-            clock.now += rng.choice([0, 1, 20])
+            clock.now += rng.choice([0, 0, 0.5, 1, 20, EXPIRY_S + 1 if rng.random() < 0.05 else 0])
             step, epoch = rng.randint(0, 30), rng.randint(0, 5)
             for log in logs if step < 10 else ():
                 if step < 5:
@@ -190,7 +202,7 @@ def test_a_plain_append_leaves_what_a_staged_one_does(tmp_path: Path, writes: Wr
                 elif log.end == 0 and log.refusal is None:
                     log.append_mirrored(ORIGIN, None, [], position(5))
             if step >= 10:
-                ours, theirs = appended_to(logs, writes, rng, sequences)
+                ours, theirs = appended_to(logs, writes, rng, sequences, batch_kinds)
                 assert ours == theirs
             assert_alike(*logs)
         again = [kind(crash(log), config, clock) for kind, log in zip(kinds, logs, strict=True)]
