@@ -25,7 +25,7 @@ Steps: TypeAlias = Coroutine[Future[Any], None, object]
 of this type."""
 logger = logging.getLogger("millrace.mailbox")
 BUSY_S = 0.001
-"""Longest time for which `when_idle` waits for a busy loop."""
+"""Seconds after which `when_idle` does not wait for an idle loop any more."""
 MIN_SWEEP = 1024
 """Number of timers below which no sweep removes the cancelled ones."""
 
@@ -123,7 +123,7 @@ class Mailbox:
         return timer
 
     def when_idle(self, function: Callable[[], None]) -> None:
-        """Run `function` in the first turn that finds nothing to read, after BUSY_S at the latest."""
+        """Run `function` in the next turn that finds nothing to read, or in the first one after BUSY_S."""
         if not self._when_idle:
             self._no_later_than = self.now() + BUSY_S
         self._when_idle.append(function)
@@ -184,20 +184,20 @@ class Mailbox:
     def run(self, *, is_idle: bool = True) -> None:
         """Run the posted and the due functions. A failing function is logged; the others still run.
 
-        `is_idle` is True if this turn of the loop has found nothing to read.
+        `is_idle` is True if this turn of the loop found nothing to read.
         """
+        now = self.now()
+        if self._when_idle and (is_idle or now >= self._no_later_than):
+            functions, self._when_idle = self._when_idle, []
+            for function in functions:
+                self._run(function)
         if self._posted:
             for _ in range(len(self._posted)):
                 self._run(self._posted.popleft())
-        now = self.now()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if timer.function is not None:
                 function, timer.function = timer.function, None
-                self._run(function)
-        if self._when_idle and (is_idle or now >= self._no_later_than):
-            functions, self._when_idle = self._when_idle, []
-            for function in functions:
                 self._run(function)
 
     def stop(self) -> None:

@@ -668,7 +668,6 @@ class Broker:
         self.end_of_turn()
         for partition in self.partitions.values():
             partition.flush()
-        self.mailbox.run()  # begins the flushes that wait for an idle loop
         self.flushes.close()
         self.mailbox.run()
         for partition in self.partitions.values():

@@ -112,11 +112,8 @@ class Partition:
         self._watched: deque[tuple[int, Callable[[], None]]] = NONE_WAITS
         """(log position, function to call once it is flushed). No client waits, so no flush is hurried."""
         self._flushing = self._flushing_soon = self._failing = False
-        self._batches_flushed = 0
-        """Value of `batches_in` when the last flush was handed over."""
-        self._batches_expected = 0
-        """Number of batches that the next flush waits for while the loop has something to read. Producers
-        that share a flush are answered together, so their next requests come together, too."""
+        self._answered_together = 0
+        """Number of batches of acks=all that the last flush answered; 0 if several replicas answer."""
         self._timer: Timer | None = None
         self._idle: Future[None] | None = None
         """Set once the partition is closed; done once no flush runs."""
@@ -197,7 +194,10 @@ class Partition:
             return
         log = self.log
         if self._unsynced or log.unflushed_messages >= log.config.flush_messages:
-            self._start_flush()
+            if self._expects_more:
+                self._mailbox.when_idle(self.flush)
+            else:
+                self._start_flush()
             return
         if self._timer is None:
             self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
@@ -227,6 +227,14 @@ class Partition:
         # A log that only refuses more writes still owes the flush of what it has taken.
         return not (self._flushing or self.gone or log.end == log.visible_end or log.flush_refusal)
 
+    @property
+    def _expects_more(self) -> bool:
+        """True if more producers will probably share the next flush: those that shared the last one were
+        answered together, and send again together."""
+        if self._answered_together < 2 or self.log.end - self.log.visible_end > SMALL_FLUSH_BYTES:
+            return False
+        return 0 < sum(len(outcomes) for *_, outcomes in self._unsynced) < self._answered_together
+
     def flush(self) -> None:
         """Start the flush of the bytes not on the disk yet, if there are any and no flush runs."""
         if self._may_flush:
@@ -240,12 +248,17 @@ class Partition:
         else:
             self._notify(producing, 0, (), self.log.log_start_offset)
 
-    def answer_flushed(self) -> None:
-        """Answer acks=all for all flushed batches, unless the topic must be read again first."""
-        visible, start = self.log.visible_end, self.log.log_start_offset
+    def answer_flushed(self) -> int:
+        """Answer acks=all for all flushed batches, unless the topic must be read again first.
+
+        Return the number of these batches.
+        """
+        visible, start, answered = self.log.visible_end, self.log.log_start_offset, 0
         while self._unsynced and self._unsynced[0][0] <= visible and not self._doubtful():
             _, producing, index, outcomes = self._unsynced.popleft()
             self._notify(producing, index, outcomes, start)
+            answered += len(outcomes)
+        return answered
 
     def note_append(self) -> None:
         """Note an append that was not made by `write`."""
@@ -292,15 +305,6 @@ class Partition:
             self._timer.cancel()
             self._timer = None
         self._flushing = True
-        if self.batches_in - self._batches_flushed < self._batches_expected:
-            self._mailbox.when_idle(self._submit_flush)
-        else:
-            self._submit_flush()
-
-    def _submit_flush(self) -> None:
-        """Hand the log to a flush thread. If the flush is small, the next one expects as many batches."""
-        batches, self._batches_flushed = self.batches_in - self._batches_flushed, self.batches_in
-        self._batches_expected = batches if self.log.end - self.log.flushed <= SMALL_FLUSH_BYTES else 0
         self._flushes.submit(self._flush_side, self._flushed)
 
     def _flushed(self, flushed: LogState | None, error: BaseException | None) -> None:
@@ -330,16 +334,19 @@ class Partition:
         """Make flushed bytes visible."""
         before = self.log.visible_end
         self.log.publish(flushed)
-        self._shown(before)
+        self._answered_together = self._shown(before)
 
-    def _shown(self, before: int) -> None:
-        """Answer and wake the requests that waited for bytes beyond `before`, which are visible now."""
-        visible = self.log.visible_end
-        self.answer_flushed()
+    def _shown(self, before: int) -> int:
+        """Answer and wake the requests that waited for bytes beyond `before`, which are visible now.
+
+        Return the number of answered batches of acks=all.
+        """
+        visible, answered = self.log.visible_end, self.answer_flushed()
         while self._watched and self._watched[0][0] <= visible:
             self._call(self._watched.popleft()[1])
         for fetch in self.parked:
             fetch.grown(self, visible - before)
+        return answered
 
     def _call(self, then: Callable[[], None]) -> None:
         try:

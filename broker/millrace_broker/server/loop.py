@@ -156,10 +156,12 @@ class Server:
         self._read_bytes = max(MIN_READ_BYTES, TURN_BYTES // busy)
         accepting: list[Listener] = []
         is_alone = len(ready) == 1
+        is_idle = not self._unserved
         self._looked_at = self.now
         for fd, events in ready:
             connection = self.connections.get(fd)
             if connection is not None:
+                is_idle = False
                 may_share = connection.lane is not None and events == select.EPOLLIN and not is_alone
                 if may_share and self._gather(connection):
                     continue
@@ -176,7 +178,7 @@ class Server:
             self._accept(listener)
         self._serve_the_rest()
         self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
-        self._mailbox.run(is_idle=not (ready or self._unserved))
+        self._mailbox.run(is_idle=is_idle or self._late)
         self._finish_turn()
 
     def _account(self, connection: ClientConnection) -> float:

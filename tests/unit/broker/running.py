@@ -164,7 +164,8 @@ class Running:
         deadline = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline, what
-            select.select([self.mailbox.wake_fd], [], [], min(0.05, self.mailbox.seconds_to_next() or 0.05))
+            due_in = self.mailbox.seconds_to_next()
+            select.select([self.mailbox.wake_fd], [], [], 0.05 if due_in is None else min(0.05, due_in))
             self.mailbox.drain()
             self.turn()
 

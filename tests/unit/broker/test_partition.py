@@ -143,15 +143,15 @@ def test_a_flush_that_begins_sooner_takes_the_place_of_the_one_that_was_to_come(
     assert clocked.flushes.begun == 2
 
 
-def share_a_flush(clocked: Clocked, size: int = 1) -> None:
-    """Let one turn bring two messages of `size` bytes, and one flush answer both."""
-    waiting = clocked.write(acks_all=True, size=size, count=2)
+def share_a_flush(clocked: Clocked, count: int) -> None:
+    """Let one turn bring `count` requests, and one flush answer them."""
+    waiting = clocked.write(acks_all=True, count=count)
     clocked.flushes.run()
-    assert (clocked.flushes.begun, waiting.answers) == (1, 2)
+    assert (clocked.flushes.begun, waiting.answers) == (1, count)
 
 
 def test_producers_that_shared_a_flush_share_the_next_one_with_the_first_of_them(clocked: Clocked) -> None:
-    share_a_flush(clocked)
+    share_a_flush(clocked, count=3)
     again = [clocked.write(acks_all=True)]
     clocked.mailbox.run(is_idle=False)
     again.append(clocked.write(acks_all=True))
@@ -162,30 +162,38 @@ def test_producers_that_shared_a_flush_share_the_next_one_with_the_first_of_them
     assert [one.answers for one in again] == [1, 1]
 
 
-def test_after_a_flush_with_one_producer_the_next_one_begins_at_once(clocked: Clocked) -> None:
-    share_a_flush(clocked)
+def test_a_flush_begins_as_soon_as_all_that_shared_the_last_one_wait_again(clocked: Clocked) -> None:
+    share_a_flush(clocked, count=2)
     clocked.write(acks_all=True)
+    assert clocked.flushes.begun == 1
+    clocked.write(acks_all=True)
+    assert clocked.flushes.begun == 2
     clocked.mailbox.run()
     clocked.flushes.run()
+    assert clocked.flushes.begun == 2
+
+
+def test_a_flush_of_much_begins_at_once(clocked: Clocked) -> None:
+    share_a_flush(clocked, count=2)
+    clocked.write(acks_all=True, size=SMALL_FLUSH_BYTES)
+    assert clocked.flushes.begun == 2
+
+
+def test_a_producer_that_had_a_flush_for_itself_waits_for_no_other(clocked: Clocked) -> None:
+    clocked.write(acks_all=False, count=3)
     clocked.write(acks_all=True)
-    assert clocked.flushes.begun == 3
-
-
-def test_after_a_large_flush_the_next_one_begins_at_once(clocked: Clocked) -> None:
-    share_a_flush(clocked, size=SMALL_FLUSH_BYTES // 2)
+    clocked.flushes.run()
     clocked.write(acks_all=True)
     assert clocked.flushes.begun == 2
 
 
-def test_a_partition_that_is_closed_while_its_flush_gathers_is_idle_after_it(clocked: Clocked) -> None:
-    share_a_flush(clocked)
+def test_a_partition_that_is_closed_while_it_expects_more_refuses_who_waits(clocked: Clocked) -> None:
+    share_a_flush(clocked, count=2)
     waiting = clocked.write(acks_all=True)
     idle = clocked.partition.close(NotLeader("moved"))
     assert isinstance(waiting.outcomes[0], NotLeader)
-    assert not idle.done()
     clocked.mailbox.run()
-    clocked.flushes.run()
-    assert idle.done()
+    assert (idle.done(), clocked.flushes.begun) == (True, 1)
 
 
 def test_a_partition_that_was_closed_is_not_flushed_any_more(clocked: Clocked) -> None:

@@ -17,6 +17,7 @@ from millrace.config import TlsConfig
 from millrace.errors import MillraceError
 from millrace.records.file_slice import FileSlice
 from millrace.security.certificates import client_context
+from millrace_broker import mailbox
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.server.connection import ClientConnection
 from millrace_broker.server.loop import Server
@@ -164,6 +165,28 @@ def test_requests_that_arrive_together_are_served_in_few_turns(running: Running,
     client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(1000)))
     assert [client.receive()[0] for _ in range(1000)] == list(range(1000))
     assert running.turns < 100
+
+
+@PLAIN_ONLY
+def test_what_waits_for_an_idle_loop_comes_after_what_is_left_to_read(
+    running: Running, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "BUSY_S", WAIT_S)
+    events, other = list[str](), running.client()
+
+    def serve(request: Request, text: bytes) -> None:
+        events.append(f"served {request.correlation_id}")
+        if request.correlation_id == 1:
+            running.mailbox.when_idle(lambda: events.append("idle"))
+            other.send(2)
+        request.answer([text])
+
+    running.serve = serve
+    client.send(1)
+    assert [client.receive()[0], other.receive()[0]] == [1, 2]
+    wait_until("the loop is idle", lambda: len(events) == 3)
+    other.close()
+    assert events == ["served 1", "served 2", "idle"]
 
 
 @PLAIN_ONLY
