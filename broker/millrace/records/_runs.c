@@ -217,11 +217,11 @@ release_arguments:
 
 static PyObject *stamp(PyObject *module, PyObject *args)
 {
-    PyObject *batches, *sent;
+    PyObject *batches, *stamped;
     Py_ssize_t first;
     long long base, room, marked_room, least, messages = 0, max_timestamp = -1;
     int epoch;
-    if (!PyArg_ParseTuple(args, "OnLiLLLO", &batches, &first, &base, &epoch, &room, &marked_room, &least, &sent))
+    if (!PyArg_ParseTuple(args, "OnLiLLLO", &batches, &first, &base, &epoch, &room, &marked_room, &least, &stamped))
         return NULL;
     int64_t end = base, next_offset = base;
     PyObject *bases = PyList_New(0);
@@ -241,7 +241,7 @@ static PyObject *stamp(PyObject *module, PyObject *args)
         const int64_t length = batch.len < HEADER_BYTES ? -1 : int32_at(at + LENGTH_AT), size = length + LENGTH_OVERHEAD;
         const int64_t counted = size > least ? size : least, delta = length < 0 ? 0 : int32_at(at + DELTA_AT);
         const long long producer_id = length < 0 ? -1 : int64_at(at + PRODUCER_ID_AT);
-        const int fits = length >= 0 && (producer_id < 0 || sent != Py_None) && delta < length
+        const int fits = length >= 0 && (producer_id < 0 || stamped != Py_None) && delta < length
                          && end + size <= base + room && counted <= marked_room;
         int producer_epoch = 0, sequence = 0, records = 0;
         if (fits) {
@@ -261,8 +261,8 @@ static PyObject *stamp(PyObject *module, PyObject *args)
         if (append_new(bases, PyLong_FromLongLong(end)) < 0)
             goto failed;
         if (producer_id >= 0
-            && append_new(sent, Py_BuildValue("nLiiLiL", index, producer_id, producer_epoch, sequence, (long long)end,
-                                              records, (long long)(end + size))) < 0)
+            && append_new(stamped, Py_BuildValue("nLiiLiL", index, producer_id, producer_epoch, sequence,
+                                                 (long long)end, records, (long long)(end + size))) < 0)
             goto failed;
         next_offset = end + delta + 1;
         end += size;

@@ -18,6 +18,6 @@ def stamp(
     room: int,
     marked_room: int,
     least: int,
-    sent: list[tuple[int, int, int, int, int, int, int]] | None,
+    stamped: list[tuple[int, int, int, int, int, int, int]] | None,
 ) -> tuple[list[int], int, int, int, int, int]: ...
 def holds_records(content: Buffer, count: int) -> bool: ...

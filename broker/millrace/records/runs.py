@@ -89,9 +89,9 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-Sent: TypeAlias = tuple[int, int, int, int, int, int, int]
-"""Stamped batch of an idempotent producer: (number among the batches, producer id, producer epoch, base
-sequence, base offset, records, position of its end)."""
+StampedBatch: TypeAlias = tuple[int, int, int, int, int, int, int]
+"""Batch of an idempotent producer: (number among the batches, producer id, producer epoch, base sequence,
+base offset, records, position of its end)."""
 
 
 def stamp_in_python(
@@ -102,15 +102,15 @@ def stamp_in_python(
     room: int,
     marked_room: int,
     least: int,
-    sent: list[Sent] | None,
+    stamped: list[StampedBatch] | None,
 ) -> tuple[list[int], int, int, int, int, int]:
     """Write positions in the log and the leader's epoch into the batches from number `first` on.
 
-    Only plain batches are stamped: writable, and not needing a filler; without `sent` no batch of an
+    Only plain batches are stamped: writable, and not needing a filler; without `stamped` no batch of an
     idempotent producer either. Stops at another batch, when `room` bytes are used up, or `marked_room` bytes,
     of which a batch uses at least `least`. Returns the batches' positions, the end of the last one, the rest
     of `marked_room`, the number of messages, the offset after them, and their largest timestamp. Appends the
-    stamped batches of idempotent producers to `sent`.
+    stamped batches of idempotent producers to `stamped`.
     """
     bases: list[int] = []
     end, messages, next_offset, max_timestamp = base, 0, base, -1
@@ -121,7 +121,7 @@ def stamp_in_python(
         )
         size = length + LENGTH_OVERHEAD
         counted = size if size > least else least
-        is_plain = (producer_id < 0 or sent is not None) and last_offset_delta < length
+        is_plain = (producer_id < 0 or stamped is not None) and last_offset_delta < length
         if not is_plain or end + size > base + room or counted > marked_room:
             break
         try:
@@ -130,8 +130,8 @@ def stamp_in_python(
             break
         bases.append(end)
         next_offset = end + last_offset_delta + 1
-        if producer_id >= 0 and sent is not None:
-            sent.append((index, producer_id, producer_epoch, sequence, end, count, end + size))
+        if producer_id >= 0 and stamped is not None:
+            stamped.append((index, producer_id, producer_epoch, sequence, end, count, end + size))
         end += size
         marked_room -= counted
         messages += count

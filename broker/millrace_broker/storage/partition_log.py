@@ -42,18 +42,13 @@ from millrace.records import BatchHeader, Cursor, filler_size
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.records.runs import Sent, stamp
+from millrace.records.runs import StampedBatch, stamp
 from millrace_broker.storage.chain import header_at
 from millrace_broker.storage.checkpoint import Checkpoint
 from millrace_broker.storage.epochs import EpochMap
 from millrace_broker.storage.landmarks import LEAST_BATCH_BYTES, Landmarks, landmarks_path
 from millrace_broker.storage.log_start import remove_start, write_start
-from millrace_broker.storage.producer_state import (
-    ProducerLimit,
-    ProducerState,
-    ProducerStates,
-    StagedProducers,
-)
+from millrace_broker.storage.producer_state import ProducerLimit, ProducerState, ProducerStates
 from millrace_broker.storage.reading import Reader, first_with_max_timestamp, first_with_timestamp
 from millrace_broker.storage.recovery import Recovered, Scan, recover
 from millrace_broker.storage.segment import (
@@ -273,10 +268,9 @@ class PartitionLog:
                 refused = PolicyViolation("a mirrored partition takes messages from its origin only")
                 return [refused] * len(batches)
             results: list[int | BrokerError] = []
-            staged: StagedProducers = {}
             staging, written = None, 0
             try:
-                if plain := self._append_plain(batches, principals, staged):
+                if plain := self._append_plain(batches, principals):
                     return [*plain]
                 staging = self._stage()
                 while True:
@@ -292,39 +286,40 @@ class PartitionLog:
                 if not isinstance(error, StorageError):
                     logger.exception("a bug while appending to %s", self.directory)
                     error = StorageError(f"cannot append to {self.directory.name}: {error!r}")
-                self._producers.abandon(staged if staging is None else staging.producers)
+                if staging is not None:
+                    self._producers.abandon(staging.producers)
                 self._producers.note_refused(batches[written:], principals[written:], error)
                 results[written:] = [error] * (len(batches) - written)
             return results
 
-    def _append_plain(
-        self, batches: Sequence[Buffer], principals: Sequence[str], staged: StagedProducers
-    ) -> Sequence[int]:
+    def _append_plain(self, batches: Sequence[Buffer], principals: Sequence[str]) -> Sequence[int]:
         """Append batches that need only their stamp and simply come next, as nearly all appends do: without a
         `Staging`, which takes half as long again as all of this.
 
-        Return their base offsets, and add the states of their producers to `staged`. Do nothing and return
-        none if a batch needs more.
+        Return their base offsets. Write nothing and return none if a batch needs more.
         """
         state, active, landmarks = self._appended, self._active, self._active.landmarks
         if landmarks is None or self._epoch != self.epochs.last or not batches:
             return ()
-        sent: list[Sent] = []
+        stamped: list[StampedBatch] = []
         bases, end, landmarks_room, messages, next_offset, max_timestamp = stamp(
-            batches, 0, state.end, self._epoch, self._room, landmarks.room, LEAST_BATCH_BYTES, sent
+            batches, 0, state.end, self._epoch, self._room, landmarks.room, LEAST_BATCH_BYTES, stamped
         )
-        if len(bases) < len(batches) or (sent and not self._producers.take_next(sent, principals, staged)):
+        if len(bases) < len(batches):
             return ()  # what is stamped already will be stamped again
+        producers = self._producers.take_next(stamped, principals) if stamped else {}
+        if producers is None:
+            return ()
         try:
             self._write_to(active, batches, end - state.end)
             active.facts.note(max_timestamp, next_offset)
             landmarks.passed(landmarks_room, next_offset)
-            self._producers.commit(staged)  # first: a flush includes everything that it finds appended
+            self._producers.commit(producers)  # first: a flush includes everything that it finds appended
             self._appended = LogState(end, next_offset, end, state.messages + messages, None)
-        except StorageError:
-            raise
         except Exception as error:
-            self._refuse_after_bug(error)
+            self._producers.abandon(producers)
+            if not isinstance(error, StorageError):
+                self._refuse_after_bug(error)
             raise
         return bases
 

@@ -42,7 +42,7 @@ from millrace.errors import (
 )
 from millrace.records import BatchHeader
 from millrace.records.compression import Buffer
-from millrace.records.runs import Sent
+from millrace.records.runs import StampedBatch
 from millrace_broker.storage import sealed
 from millrace_broker.storage.places import Places, Principal
 from millrace_broker.storage.segment import sync_directory
@@ -323,25 +323,26 @@ class ProducerStates:
         batches = (*earlier, batch)[-REMEMBERED_BATCHES:]
         staged[header.producer_id] = ProducerState(header.producer_epoch, batches, self._clock(), principal)
 
-    def take_next(self, sent: Sequence[Sent], principals: Sequence[str], staged: StagedProducers) -> bool:
-        """Note batches about to be written that simply come next; return False if one does not.
+    def take_next(self, stamped: Sequence[StampedBatch], principals: Sequence[str]) -> StagedProducers | None:
+        """Stage batches that simply come next in their sequences; return None if one does not.
 
-        Such a batch follows the last one of a producer with a place and the same principal. For it, this does
-        what `find_duplicate`, `admit` and `stage` do. `principals` has an entry for each batch of the append.
+        Such a batch follows the last one of a producer that has a place, in the same epoch and of the same
+        principal. For it, this does what `find_duplicate`, `admit` and `stage` do. `principals` has an entry
+        for each batch of the append. `abandon` undoes this.
         """
-        now, states, seen_at = self._clock(), self._states, self._places.seen_at
-        silent: list[tuple[int, str]] = []
-        for number, producer_id, epoch, sequence, base_offset, records, end in sent:
-            state = staged.get(producer_id) or states.get(producer_id)
-            principal = principals[number]
-            if state is None or state.epoch != epoch or state.principal != principal or not state.batches:
-                return False
+        now, staged, silent = self._clock(), StagedProducers(), list[tuple[int, str]]()
+        for number, producer_id, epoch, sequence, base_offset, records, end in stamped:
+            state, principal = staged.get(producer_id), principals[number]
+            if state is None:
+                state = self._states.get(producer_id)
+                if state is None or state.seen_at + EXPIRY_S < now:
+                    return None
+                if not 0 <= now - self._places.seen_at(producer_id) < SEEN_INTERVAL_S:
+                    silent.append((producer_id, principal))
+            if state.epoch != epoch or state.principal != principal or not state.batches:
+                return None
             if state.batches[-1].next_sequence != sequence:
-                return False
-            if not 0 <= now - seen_at(producer_id) < SEEN_INTERVAL_S:
-                if state.seen_at + EXPIRY_S < now:
-                    return False
-                silent.append((producer_id, principal))
+                return None
             batch = SentBatch(sequence, base_offset, records, end)
             batches = (*state.batches, batch)[-REMEMBERED_BATCHES:]
             staged[producer_id] = ProducerState(epoch, batches, now, principal)
@@ -349,7 +350,7 @@ class ProducerStates:
             with self._limit.lock:
                 for producer_id, principal in silent:
                     self._put(producer_id, principal, now)
-        return True
+        return staged
 
     def commit(self, staged: StagedProducers) -> None:
         """Make the staged changes of a written append effective."""

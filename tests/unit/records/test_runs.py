@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.records import BatchHeader, Message, build_batch
 from millrace.records.content import holds_records, holds_records_in_python
 from millrace.records.header import crc32c
-from millrace.records.runs import IS_COMPILED, Sent, scan, scan_in_python, stamp, stamp_in_python
+from millrace.records.runs import IS_COMPILED, StampedBatch, scan, scan_in_python, stamp, stamp_in_python
 from millrace.wire.primitives import compact_length
 
 HEAD = (b"\0\0\0\7", b"client and topic", 4)
@@ -78,18 +78,18 @@ def test_both_forms_stamp_the_same_batches_and_say_the_same_of_them(
         return [bytes(b) if number in read_only else bytearray(b) for number, b in enumerate(batches)]
 
     ours, theirs = copies(), copies()
-    sent: list[list[Sent] | None] = [[], []] if takes_idempotent else [None, None]
+    stamped: list[list[StampedBatch] | None] = [[], []] if takes_idempotent else [None, None]
     arguments = (first, base, epoch, room, marked_room, 256)
-    assert stamp(ours, *arguments, sent[0]) == stamp_in_python(theirs, *arguments, sent[1])
+    assert stamp(ours, *arguments, stamped[0]) == stamp_in_python(theirs, *arguments, stamped[1])
     assert ours == theirs
-    assert sent[0] == sent[1]
+    assert stamped[0] == stamped[1]
 
 
 def test_a_stamped_batch_of_an_idempotent_producer_is_described() -> None:
     plain, idempotent = batch(1, b"v", 0, -1, 0), batch(3, b"value", 0, 7, 0, sequence=5)
-    sent: list[Sent] = []
-    bases, end, *_ = stamp([plain, idempotent], 0, 500, 4, 1000, 1000, 10, sent)
-    assert sent == [(1, 7, 5, 5, bases[1], 3, end)]
+    stamped: list[StampedBatch] = []
+    bases, end, *_ = stamp([plain, idempotent], 0, 500, 4, 1000, 1000, 10, stamped)
+    assert stamped == [(1, 7, 5, 5, bases[1], 3, end)]
     assert len(stamp([plain, idempotent], 0, 500, 4, 1000, 1000, 10, None)[0]) == 1
 
 
