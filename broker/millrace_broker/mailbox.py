@@ -55,7 +55,7 @@ def outcome(future: Future[T]) -> Generator[Future[T], None, T]:
 
 
 class Timer:
-    """A function due at a time; `cancel` prevents its run."""
+    """A function that is due later; `cancel` prevents its run."""
 
     __slots__ = ("function",)
 
@@ -77,8 +77,7 @@ class Mailbox:
         self.now = clock
         self._posted: deque[Callable[[], None]] = deque()
         self._at_end_of_turn: list[Callable[[], None]] = []
-        self._when_idle: list[Callable[[], None]] = []
-        self._no_later_than = 0.0
+        self._when_idle: list[tuple[float, Timer]] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._sweep_at = MIN_SWEEP
         self._numbers = itertools.count()
@@ -122,11 +121,11 @@ class Mailbox:
         heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), timer))
         return timer
 
-    def when_idle(self, function: Callable[[], None]) -> None:
+    def when_idle(self, function: Callable[[], None]) -> Timer:
         """Run `function` in the next turn that finds nothing to read, or in the first one after BUSY_S."""
-        if not self._when_idle:
-            self._no_later_than = self.now() + BUSY_S
-        self._when_idle.append(function)
+        timer = Timer(function)
+        self._when_idle.append((self.now() + BUSY_S, timer))
+        return timer
 
     def every(self, seconds: float, function: Callable[[], object]) -> None:
         """Run `function` on the loop every `seconds`, also after it has raised."""
@@ -187,24 +186,29 @@ class Mailbox:
         `is_idle` is True if this turn of the loop found nothing to read.
         """
         now = self.now()
-        if self._when_idle and (is_idle or now >= self._no_later_than):
-            functions, self._when_idle = self._when_idle, []
-            for function in functions:
-                self._run(function)
+        waiting, self._when_idle = self._when_idle, []
+        for due, timer in waiting:
+            if is_idle or now >= due:
+                self._take(timer)
+            elif timer.function is not None:
+                self._when_idle.append((due, timer))
         if self._posted:
             for _ in range(len(self._posted)):
                 self._run(self._posted.popleft())
         while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
-            if timer.function is not None:
-                function, timer.function = timer.function, None
-                self._run(function)
+            self._take(heapq.heappop(self._timers)[2])
 
     def stop(self) -> None:
         """Run the posted functions after the event loop has ended."""
         self._stopped = True  # first: from now on a call is either run below or cancelled
         while self._posted:
             self._run(self._posted.popleft())
+
+    def _take(self, timer: Timer) -> None:
+        """Run a timer's function, unless it was cancelled."""
+        if timer.function is not None:
+            function, timer.function = timer.function, None
+            self._run(function)
 
     def _run(self, function: Callable[[], None]) -> None:
         try:

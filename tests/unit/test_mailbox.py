@@ -74,14 +74,30 @@ def test_what_waits_for_an_idle_loop_runs_in_a_busy_one_when_its_time_is_over(
     done: list[int] = []
     mailbox.when_idle(lambda: done.append(1))
     clock.now += BUSY_S / 2
-    mailbox.when_idle(lambda: done.append(2))
+    mailbox.when_idle(lambda: done.append(2)).cancel()
+    mailbox.when_idle(lambda: done.append(3))
     mailbox.run(is_idle=False)
     assert done == []
     clock.now += BUSY_S / 2
     mailbox.run(is_idle=False)
-    assert done == [1, 2]
+    assert done == [1]
+    clock.now += BUSY_S / 2
     mailbox.run(is_idle=False)
-    assert done == [1, 2]
+    assert done == [1, 3]
+    assert mailbox.seconds_to_next() is None
+
+
+def test_what_is_to_wait_for_an_idle_loop_waits_for_the_next_turn(mailbox: Mailbox) -> None:
+    done: list[int] = []
+
+    def wait() -> None:
+        mailbox.when_idle(lambda: done.append(1))
+
+    mailbox.post(wait)
+    mailbox.run(is_idle=True)
+    assert done == []
+    mailbox.run(is_idle=True)
+    assert done == [1]
 
 
 def test_a_cancelled_timer_neither_runs_nor_wakes(mailbox: Mailbox, clock: Clock) -> None:

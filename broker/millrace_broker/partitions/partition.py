@@ -112,8 +112,11 @@ class Partition:
         self._watched: deque[tuple[int, Callable[[], None]]] = NONE_WAITS
         """(log position, function to call once it is flushed). No client waits, so no flush is hurried."""
         self._flushing = self._flushing_soon = self._failing = False
-        self._answered_together = 0
-        """Number of batches of acks=all that the last flush answered; 0 if several replicas answer."""
+        self._batches_waiting = self._answered_together = 0
+        """Numbers of batches of acks=all in `_unsynced`, and of those that the last flush answered. Batches
+        that several replicas have to flush are not counted as answered."""
+        self._expecting: Timer | None = None
+        """Set while the next flush waits for the producers that shared the last one."""
         self._timer: Timer | None = None
         self._idle: Future[None] | None = None
         """Set once the partition is closed; done once no flush runs."""
@@ -173,6 +176,7 @@ class Partition:
         if self._unsynced is NONE_WAITS:
             self._unsynced = deque()
         self._unsynced.append(entry)
+        self._batches_waiting += len(entry[3])
 
     def _notify(self, producing: Producing, index: int, outcomes: Outcomes, start: int = -1) -> None:
         """Answer one client. A bug while answering closes only this client's connection."""
@@ -189,15 +193,18 @@ class Partition:
             logger.exception("a bug while closing the connection of a producer of %s", self.name)
 
     def maybe_flush(self) -> None:
-        """Start a flush if one is due, or set a timer for it. Call it after each append."""
+        """Start a flush if one is due, unless it waits for more, or set a timer for it.
+
+        Call it after each append.
+        """
         if not self._may_flush:
             return
         log = self.log
         if self._unsynced or log.unflushed_messages >= log.config.flush_messages:
-            if self._expects_more:
-                self._mailbox.when_idle(self.flush)
-            else:
+            if not self._expects_more:
                 self._start_flush()
+            elif self._expecting is None:
+                self._expecting = self._mailbox.when_idle(self._stop_expecting)
             return
         if self._timer is None:
             self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
@@ -231,9 +238,12 @@ class Partition:
     def _expects_more(self) -> bool:
         """True if more producers will probably share the next flush: those that shared the last one were
         answered together, and send again together."""
-        if self._answered_together < 2 or self.log.end - self.log.visible_end > SMALL_FLUSH_BYTES:
-            return False
-        return 0 < sum(len(outcomes) for *_, outcomes in self._unsynced) < self._answered_together
+        is_small = self.log.end - self.log.visible_end <= SMALL_FLUSH_BYTES
+        return is_small and 0 < self._batches_waiting < self._answered_together
+
+    def _stop_expecting(self) -> None:
+        self._expecting = None
+        self.flush()
 
     def flush(self) -> None:
         """Start the flush of the bytes not on the disk yet, if there are any and no flush runs."""
@@ -248,17 +258,13 @@ class Partition:
         else:
             self._notify(producing, 0, (), self.log.log_start_offset)
 
-    def answer_flushed(self) -> int:
-        """Answer acks=all for all flushed batches, unless the topic must be read again first.
-
-        Return the number of these batches.
-        """
-        visible, start, answered = self.log.visible_end, self.log.log_start_offset, 0
+    def answer_flushed(self) -> None:
+        """Answer acks=all for all flushed batches, unless the topic must be read again first."""
+        visible, start = self.log.visible_end, self.log.log_start_offset
         while self._unsynced and self._unsynced[0][0] <= visible and not self._doubtful():
             _, producing, index, outcomes = self._unsynced.popleft()
+            self._batches_waiting -= len(outcomes)
             self._notify(producing, index, outcomes, start)
-            answered += len(outcomes)
-        return answered
 
     def note_append(self) -> None:
         """Note an append that was not made by `write`."""
@@ -301,9 +307,10 @@ class Partition:
         self.flush()
 
     def _start_flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._expecting):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._expecting = None
         self._flushing = True
         self._flushes.submit(self._flush_side, self._flushed)
 
@@ -332,21 +339,19 @@ class Partition:
 
     def _publish(self, flushed: LogState) -> None:
         """Make flushed bytes visible."""
-        before = self.log.visible_end
+        before, waiting = self.log.visible_end, self._batches_waiting
         self.log.publish(flushed)
-        self._answered_together = self._shown(before)
+        self._shown(before)
+        self._answered_together = waiting - self._batches_waiting
 
-    def _shown(self, before: int) -> int:
-        """Answer and wake the requests that waited for bytes beyond `before`, which are visible now.
-
-        Return the number of answered batches of acks=all.
-        """
-        visible, answered = self.log.visible_end, self.answer_flushed()
+    def _shown(self, before: int) -> None:
+        """Answer and wake the requests that waited for bytes beyond `before`, which are visible now."""
+        visible = self.log.visible_end
+        self.answer_flushed()
         while self._watched and self._watched[0][0] <= visible:
             self._call(self._watched.popleft()[1])
         for fetch in self.parked:
             fetch.grown(self, visible - before)
-        return answered
 
     def _call(self, then: Callable[[], None]) -> None:
         try:
@@ -362,6 +367,6 @@ class Partition:
 
     def refuse_waiting(self, why: BrokerError) -> None:
         """Answer every waiting acks=all with an error."""
-        waiting, self._unsynced = self._unsynced, NONE_WAITS
+        waiting, self._unsynced, self._batches_waiting = self._unsynced, NONE_WAITS, 0
         for _, producing, index, outcomes in waiting:
             self._notify(producing, index, [why] * max(1, len(outcomes)))

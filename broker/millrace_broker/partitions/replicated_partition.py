@@ -95,6 +95,7 @@ class ReplicatedPartition(Partition):
 
     def _refuse_late(self, entry: Unsynced) -> None:
         _, producing, index, outcomes = entry
+        self._batches_waiting -= len(outcomes)
         why: BrokerError = RequestTimedOut(f"{self.name} is not flushed on all replicas in sync yet")
         if not self.leading.has_enough:
             why = NotEnoughReplicasAfterAppend(

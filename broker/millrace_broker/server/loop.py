@@ -178,7 +178,7 @@ class Server:
             self._accept(listener)
         self._serve_the_rest()
         self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
-        self._mailbox.run(is_idle=is_idle or self._late)
+        self._mailbox.run(is_idle=is_idle)
         self._finish_turn()
 
     def _account(self, connection: ClientConnection) -> float:

@@ -101,11 +101,10 @@ class Clocked:
         )
 
     def write(self, *, acks_all: bool, size: int = 1, count: int = 1) -> Waiting:
-        """Write `count` requests of one message each in one turn."""
+        """Write `count` batches of one message each, as one client or several may send them in one turn."""
         waiting = Waiting(acks_all)
-        for _ in range(count):
-            batch = memoryview(bytearray(build_batch([Message(1, None, b"x" * size)])))
-            self.partition.stage([batch], waiting)
+        batches = [memoryview(bytearray(build_batch([Message(1, None, b"x" * size)]))) for _ in range(count)]
+        self.partition.stage(batches, waiting)
         self.partition.write()
         return waiting
 
@@ -144,10 +143,10 @@ def test_a_flush_that_begins_sooner_takes_the_place_of_the_one_that_was_to_come(
 
 
 def share_a_flush(clocked: Clocked, count: int) -> None:
-    """Let one turn bring `count` requests, and one flush answer them."""
+    """Let one flush answer `count` batches."""
     waiting = clocked.write(acks_all=True, count=count)
     clocked.flushes.run()
-    assert (clocked.flushes.begun, waiting.answers) == (1, count)
+    assert (clocked.flushes.begun, waiting.answers) == (1, 1)
 
 
 def test_producers_that_shared_a_flush_share_the_next_one_with_the_first_of_them(clocked: Clocked) -> None:
@@ -170,6 +169,26 @@ def test_a_flush_begins_as_soon_as_all_that_shared_the_last_one_wait_again(clock
     assert clocked.flushes.begun == 2
     clocked.mailbox.run()
     clocked.flushes.run()
+    assert clocked.flushes.begun == 2
+
+
+def test_a_flush_waits_no_more_for_producers_that_have_not_come_to_the_last_one(clocked: Clocked) -> None:
+    share_a_flush(clocked, count=3)
+    clocked.write(acks_all=True)
+    clocked.mailbox.run()
+    clocked.flushes.run()
+    assert clocked.flushes.begun == 2
+    clocked.write(acks_all=True)
+    assert clocked.flushes.begun == 3
+
+
+def test_when_all_have_come_nothing_is_left_that_would_begin_the_next_flush_early(clocked: Clocked) -> None:
+    share_a_flush(clocked, count=2)
+    clocked.write(acks_all=True)
+    clocked.write(acks_all=True)
+    clocked.flushes.run()
+    clocked.write(acks_all=False)
+    clocked.mailbox.run()
     assert clocked.flushes.begun == 2
 
 
