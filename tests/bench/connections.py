@@ -72,6 +72,7 @@ median of the client's with Millrace / with Apache Kafka. With `acks=all` Millra
 Apache Kafka with its one replica does not flush. Before each run a `sync` writes what earlier ones have left.
 Java's producer has at most 5 requests in flight by default.
 """
+# After a whole run, take out the sentences that begin with "After this run": its figures contain the change.
 ABOUT_LEVELS = """\
 ## Levels
 
