@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -32,7 +32,7 @@ from millrace.errors import (
 from millrace.records.mirror_position import Origin
 from millrace.zookeeper.embedded import ZooKeeper
 from millrace.zookeeper.session import OPERATION_SECONDS
-from millrace.zookeeper.topic_state import BrokerAddress, TopicState
+from millrace.zookeeper.topic_state import REPLICATING, BrokerAddress, Replicas, TopicState
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.coordination.new_partitions import OriginRecreated
 from millrace_broker.coordination.placement import Load
@@ -50,8 +50,9 @@ class Member:
         self.port = self.listener.getsockname()[1]
         self.cluster = Cluster.connect(zookeeper, name, session_timeout_ms=session_timeout_ms)
 
-    def register(self, broker_id: int) -> None:
-        self.cluster.register_broker(broker_id, BrokerAddress("127.0.0.1", self.port))
+    def register(self, broker_id: int, protocol: int = 1) -> None:
+        address = BrokerAddress("127.0.0.1", self.port, protocol=protocol)
+        self.cluster.register_broker(broker_id, address)
 
     def close(self) -> None:
         self.cluster.close()
@@ -95,6 +96,24 @@ def test_members_see_each_other_and_a_member_that_leaves_is_gone(members: list[M
     assert first.cluster.cluster_id.startswith("millrace-")
     second.cluster.close()
     wait_until("the second is gone", lambda: list(first.cluster.brokers) == [1])
+
+
+@pytest.mark.parametrize(("replicas", "assigned"), [(2, ()), (1, [(2,)])])
+def test_a_topic_has_replicas_also_on_a_broker_that_is_not_in_the_snapshot_yet(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch, replicas: int, assigned: Sequence[Replicas]
+) -> None:
+    name = f"cluster-{uuid.uuid4().hex[:8]}"
+    first, second = [Member(zookeeper, name) for _ in range(2)]
+    first.register(1, REPLICATING)
+    wait_until("the first knows itself", lambda: len(first.cluster.brokers) == 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(first.cluster, "_mark", lambda *paths: None)
+        second.register(2, REPLICATING)
+        wait_until("the second knows both", lambda: len(second.cluster.brokers) == 2)
+    topic = first.cluster.create_topic("wide", 1, {}, replicas=replicas, assigned=assigned)
+    assert 2 in topic.partitions[0].replicas
+    for member in (first, second):
+        member.close()
 
 
 def test_topics_are_created_once_seen_by_all_and_deleted(members: list[Member]) -> None:

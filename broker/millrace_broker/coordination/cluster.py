@@ -36,6 +36,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 from kazoo.client import KazooState
@@ -278,6 +279,8 @@ class Cluster:
         """
         check_topic_name(name)
         self._check_identity()
+        if replicas > len(self.brokers) or not self.brokers.keys() >= set(chain(*assigned)):
+            self._reread(self._ids)  # a broker that has just started may not be in the snapshot
         topic = new_topic(
             name, partitions, settings, self.brokers, self.load, replicas=replicas, assigned=assigned
         )
