@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import socket
 import ssl
 import struct
@@ -179,14 +180,17 @@ def test_what_waits_for_an_idle_loop_comes_after_what_is_left_to_read(
         if request.correlation_id == 1:
             running.mailbox.when_idle(lambda: events.append("idle"))
             other.send(2)
+            select.select(list(running.server.connections), [], [], WAIT_S)
         request.answer([text])
 
     running.serve = serve
+    other.send(0)
+    assert other.receive()[0] == 0
     client.send(1)
     assert [client.receive()[0], other.receive()[0]] == [1, 2]
-    wait_until("the loop is idle", lambda: len(events) == 3)
+    wait_until("the loop is idle", lambda: len(events) == 4)
     other.close()
-    assert events == ["served 1", "served 2", "idle"]
+    assert events == ["served 0", "served 1", "served 2", "idle"]
 
 
 @PLAIN_ONLY
