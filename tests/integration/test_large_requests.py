@@ -123,11 +123,10 @@ def test_one_request_reads_the_offsets_of_every_group(broker: RunningBroker, gro
     with broker.client(timeout_s=60) as client:
         raw = client.ask(1, key, version, encode(request, key, version))
     answer = decode(gm.OffsetFetchResponse, key, version, raw)
-    found = {
-        group.group_id: [p.committed_offset for topic in group.topics for p in topic.partitions]
-        for group in answer.groups
-    }
-    assert found == {name: [7] for name in groups}
+    assert {group.error_code for group in answer.groups} == OF_EACH
+    assert [group.group_id for group in answer.groups] == groups
+    found = [p.committed_offset for group in answer.groups for t in group.topics for p in t.partitions]
+    assert found == [7] * GROUPS
 
 
 def test_one_request_finds_the_coordinator_of_every_group(broker: RunningBroker, groups: list[str]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from millrace.errors import ErrorCode
-from millrace_broker.groups.work import Work
-from millrace_broker.mailbox import Mailbox
+from millrace_broker.groups.work import Waiting, Work
+from millrace_broker.mailbox import Mailbox, Timer
 from tests.unit.groups.coordinating import Broker, Cluster, name_for
 from tests.unit.groups.registry import MemoryRegistry
 
@@ -54,6 +54,23 @@ def test_steps_that_go_on_after_the_threads_are_closed_end_with_an_error_to_retr
     mailbox.stop()
     mailbox.close()
     assert codes == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+
+
+@pytest.mark.parametrize(("items", "wait_s"), [(1, 5), (500, 5), (1_000, 10), (2_500, 25), (100_000, 25)])
+def test_a_client_waits_longer_for_many_items_but_less_than_its_own_30_seconds(
+    items: int, wait_s: float
+) -> None:
+    waits = list[float]()
+
+    class Watched(Mailbox):
+        def after(self, seconds: float, function: Callable[[], None]) -> Timer:
+            waits.append(seconds)
+            return super().after(seconds, function)
+
+    mailbox = Watched()
+    Waiting[None](mailbox, items=items)
+    mailbox.close()
+    assert waits == [wait_s]
 
 
 def test_a_group_is_coordinated_and_its_offsets_are_written_though_the_system_has_no_thread_left(
