@@ -122,36 +122,39 @@ class _Type(NamedTuple):
 
 @cache
 def _message(cls: Any, api_key: int, version: int) -> _Type:
-    flexible = is_flexible(api_key, version)
-    parts: list[_Type] = []
-    position = 0
-    for layout, run in groupby(fields_of(cls).items(), lambda named: _layout(named[1], api_key, version)):
-        fields = dict(run)
-        if layout == "absent":
-            parts.append(_absent(fields))
-        elif layout == "numbers":
-            parts.append(_numbers(fields, position))
-        else:
-            parts += [
-                _one(name, _type(field, api_key, version), position + index, version >= field.null_since)
-                for index, (name, field) in enumerate(fields.items())
-            ]
-        position += len(fields)
-    reads, writes = [part.read for part in parts], [part.write for part in parts]
+    """Compile the reader and the writer of a message from its fields; nothing in the source is a client's.
 
-    def read(reader: Reader[bytes]) -> Any:
-        values: list[Any] = []
-        for read_fields in reads:
-            values += read_fields(reader)
-        if flexible:
-            reader.skip_tagged_fields()
-        return tuple.__new__(cls, values)
-
-    def write(message: Any) -> bytes:
-        encoded = b"".join([write_fields(message) for write_fields in writes])
-        return encoded + b"\0" if flexible else encoded  # no tagged fields
-
-    return _Type(read, write)
+    Fields of a fixed size that follow each other are read and written at once. A loop over functions of the
+    fields takes a quarter longer.
+    """
+    scope: dict[str, Any] = {"new": tuple.__new__, "cls": cls}
+    reads, checks, writes = list[str](), list[str](), list[str]()
+    fields = [(f"_{index}", name, field) for index, (name, field) in enumerate(fields_of(cls).items())]
+    for layout, run in groupby(fields, lambda named: _layout(named[2], api_key, version)):
+        for value, name, field in (of_layout := list(run)):
+            if layout == "absent":
+                scope[value] = field.default
+            elif layout == "one by one":
+                scope[f"read{value}"], scope[f"write{value}"] = _type(field, api_key, version)
+                check = f"if {value} is None: raise ValueError('{name} is null')"
+                checked = [check] if version < field.null_since else []
+                reads += [f"{value} = read{value}(reader)", *checked]
+                checks += checked
+                writes.append(f"write{value}({value})")
+        if layout == "numbers":
+            values, first = _listed(of_layout), of_layout[0][0]
+            numbers = struct.Struct(">" + "".join(field.kind for _, _, field in of_layout))
+            scope[f"unpack{first}"], scope[f"pack{first}"] = numbers.unpack_from, numbers.pack
+            reads += ["start = reader.position", f"reader.position = start + {numbers.size}"]
+            reads.append(f"{values} = unpack{first}(reader.encoded, start)")
+            writes.append(f"pack{first}{values}")
+    if is_flexible(api_key, version):
+        reads.append("reader.skip_tagged_fields()")
+        writes.append(r"b'\0'")  # no tagged fields
+    message, encoded = _listed(fields), f"b''.join([{', '.join(writes)}])"
+    exec("\n  ".join(["def read(reader):", *reads, f"return new(cls, {message})"]), scope)
+    exec("\n  ".join(["def write(message):", f"{message} = message", *checks, f"return {encoded}"]), scope)
+    return _Type(scope["read"], scope["write"])
 
 
 def _layout(field: Field, api_key: int, version: int) -> str:
@@ -160,40 +163,8 @@ def _layout(field: Field, api_key: int, version: int) -> str:
     return "numbers" if field.kind in FIXED_SIZE else "one by one"
 
 
-def _absent(fields: dict[str, Field]) -> _Type:
-    defaults = [field.default for field in fields.values()]
-    return _Type(lambda reader: defaults, lambda message: b"")
-
-
-def _numbers(fields: dict[str, Field], position: int) -> _Type:
-    """Return a reader and a writer of consecutive fields of a fixed size, all of them at once."""
-    layout = struct.Struct(">" + "".join(field.kind for field in fields.values()))
-    unpack, pack, size, end = layout.unpack_from, layout.pack, layout.size, position + len(fields)
-
-    def read(reader: Reader[bytes]) -> tuple[Any, ...]:
-        start = reader.position
-        reader.position = start + size
-        return unpack(reader.encoded, start)
-
-    return _Type(read, lambda message: pack(*message[position:end]))
-
-
-def _one(name: str, value: _Type, position: int, nullable: bool) -> _Type:
-    read_value, write_value = value
-
-    def read(reader: Reader[bytes]) -> tuple[Any]:
-        value = read_value(reader)
-        if value is None and not nullable:
-            raise ValueError(f"{name} is null")
-        return (value,)
-
-    def write(message: Any) -> bytes:
-        value = message[position]
-        if value is None and not nullable:
-            raise ValueError(f"{name} is null")
-        return write_value(value)
-
-    return _Type(read, write)
+def _listed(fields: list[tuple[str, str, Field]]) -> str:
+    return f"({''.join(f'{value}, ' for value, _, _ in fields)})"
 
 
 def _type(field: Field, api_key: int, version: int) -> _Type:

@@ -121,18 +121,16 @@ class Reader(Generic[B]):
         return items
 
     def string(self) -> str | None:
-        size = self._string_bytes()
+        size = self.varint() - 1 if self.flexible else self.number(INT16)
+        if size > MAX_STRING_BYTES:
+            raise ValueError(f"a string of {size} bytes; {MAX_STRING_BYTES} are allowed")
         return str(self.part(size), "utf-8") if size >= 0 else None
 
     def text(self) -> str:
         """Return a string that is not null."""
-        return str(self.part(self._string_bytes()), "utf-8")
-
-    def _string_bytes(self) -> int:
-        size = self.varint() - 1 if self.flexible else self.number(INT16)
-        if size > MAX_STRING_BYTES:
-            raise ValueError(f"a string of {size} bytes; {MAX_STRING_BYTES} are allowed")
-        return size
+        if (value := self.string()) is None:
+            raise ValueError("a string is null")
+        return value
 
     def data(self) -> B | None:
         size = self.length()
@@ -162,13 +160,12 @@ class Writer:
         self._flexible = flexible
 
     def length(self, layout: struct.Struct, length: int) -> bytes:
-        return _varint(length + 1) if self._flexible else layout.pack(length)
+        return compact_length(length) if self._flexible else layout.pack(length)
 
     def string(self, value: str | None) -> bytes:
         if value is None:
             return self.length(INT16, -1)
-        encoded = value.encode()
-        return self.length(INT16, len(encoded)) + encoded
+        return compact_text(value) if self._flexible else text(value)
 
     def data(self, value: bytes | None) -> bytes:
         return self.length(INT32, -1) if value is None else self.length(INT32, len(value)) + value

@@ -45,13 +45,15 @@ def _of_list(
         return None
     item, wanted = fields_of(response)[answered].item, fields_of(request)[asked].item
     refuse_item = _of_item(item, wanted, api_key, version, code, reason)
-    copy = _copying(response, request, version, {"error_code": ErrorCode.NONE})
-    if refuse_item is None or copy is None:
+    copied = _copying(response, request, version, {"error_code": ErrorCode.NONE})
+    if refuse_item is None or copied is None:
         return None
+    at = list(fields_of(response)).index(answered)
 
     def refuse(message: Any) -> Any:
-        items = tuple([refuse_item(one) for one in getattr(message, asked) or ()])
-        return copy(message)._replace(**{answered: items})
+        values = copied(message)
+        values[at] = tuple([refuse_item(one) for one in getattr(message, asked) or ()])
+        return tuple.__new__(response, values)
 
     return refuse
 
@@ -62,12 +64,18 @@ def _of_item(
     present = dict(_present(item, api_key, version))
     if "error_code" in present:
         given = {"error_code": code, **{name: reason for name in _REASONS if name in present}}
-        return _copying(item, wanted, version, given)
+        copied = _copying(item, wanted, version, given)
+        return None if copied is None else lambda one: tuple.__new__(item, copied(one))
     return _of_list(item, wanted, api_key, version, code, reason)
 
 
-def _copying(cls: Any, source: Any, version: int, given: dict[str, object]) -> _Refuse | None:
-    """Return a function that makes a `cls` of a `source` and `given`; None if they lack a required field."""
+def _copying(
+    cls: Any, source: Any, version: int, given: dict[str, object]
+) -> Callable[[Any], list[object]] | None:
+    """Return a function that takes the values of a `cls` from a `source` and `given`.
+
+    None if they lack a required field.
+    """
     known = fields_of(source) if hasattr(source, "declared") else {}
     names, values, copied = list(known), list[object](), list[tuple[int, int | None, bool]]()
     for index, (name, field) in enumerate(fields_of(cls).items()):
@@ -79,12 +87,12 @@ def _copying(cls: Any, source: Any, version: int, given: dict[str, object]) -> _
                 return None
             copied.append((index, None, False))
 
-    def copy(one: Any) -> Any:
+    def copy(one: Any) -> list[object]:
         made = values.copy()
         for index, at, never_null in copied:
             value = one if at is None else one[at]
             made[index] = "" if value is None and never_null else value
-        return tuple.__new__(cls, made)
+        return made
 
     return copy
 
