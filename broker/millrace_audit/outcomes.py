@@ -80,8 +80,10 @@ class Outcomes:
         state.run_from = state.run_until = state.run_fingerprint = 0
 
     def fail(self, topic: str, time_ms: int, sequence: int, fingerprint: int) -> None:
-        """Note that the event's delivery failed: it may be in the log or not."""
+        """Note, once, that the event's delivery failed: it may be in the log or not."""
         key, state = (topic, window_start(time_ms)), self.topic(topic)
+        if sequence in state.failed:
+            return
         self._news[key].add(sequence, fingerprint, failed=True)
         state.failed.add(sequence, sequence)
         if sequence in state.acknowledged:  # that was reported, or will be: take it back

@@ -61,6 +61,8 @@ REPORT_INTERVAL_S = 10.0
 ANY_PARTITION = -1
 """The key chooses the partition; without a key it is random."""
 _POLL_S = 0.1
+_NOT_QUEUED = (BufferError, KafkaException, TypeError, ValueError, OverflowError, NotImplementedError)
+"""Errors of librdkafka's `produce`: the message is not in the queue."""
 _FIXED = {"acks": "all", "enable.idempotence": True, "delivery.report.only.error": True}
 _SAME_AS = {"request.required.acks": "acks", "message.timeout.ms": "delivery.timeout.ms"}
 
@@ -297,8 +299,10 @@ class AuditedProducer:
         other times have no hour in the warehouse. A topic's first event waits until the hello is
         acknowledged, and every event waits for room in the queue. `timeout_s` bounds both together; without
         it the registry's timeout and `delivery.timeout.ms` do. Raise NotSent when that time is over. Raise
-        WrongCluster, at the first event, when the brokers belong to another cluster. After any error nothing
-        was sent, and a refused event leaves no gap in the numbers.
+        WrongCluster, at the first event, when the brokers belong to another cluster. After any of these
+        errors nothing was sent, and a refused event leaves no gap in the numbers. If a signal handler raises
+        meanwhile (KeyboardInterrupt, a time limit), the event may have been sent or not; then its number is
+        used, and it is reported as failed or acknowledged.
 
         In a forked child of the process that created the producer, `send` always raises: the threads that
         send and report are the parent's.
@@ -408,10 +412,16 @@ class AuditedProducer:
                     marked = [(HEADER_NAME, own), *(one for one in headers if one[0] != HEADER_NAME)]
                     # librdkafka does not return the headers of a message that failed.
                     failed = partial(self._on_failure_of, _Failed(state.topic, time_ms, sequence, digest))
-                # By position: names would cost more than a fast fingerprint.
-                self._producer.produce(state.topic, value, key, partition, failed, None, time_ms, marked)
-                state.run_fingerprint += digest
-                state.next_sequence = sequence + 1
+                state.next_sequence, state.run_fingerprint = sequence + 1, state.run_fingerprint + digest
+                try:
+                    # By position: names would cost more than a fast fingerprint.
+                    self._producer.produce(state.topic, value, key, partition, failed, None, time_ms, marked)
+                except _NOT_QUEUED:
+                    state.next_sequence, state.run_fingerprint = sequence, state.run_fingerprint - digest
+                    raise
+                except BaseException:  # raised by a signal handler, before the call or after it
+                    self._failures.append(_Failed(state.topic, time_ms, sequence, digest))
+                    raise
                 return sequence
         except KafkaException as error:
             raise MillraceError(

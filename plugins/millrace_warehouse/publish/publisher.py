@@ -153,6 +153,7 @@ class _Attempts:
 
     def _publish_once(self) -> PublishResult:
         context, request, topic = self._context, self._request, self._topic
+        self._judgements.clear()  # they may be older than the changes that this try reads below
         if self._to_rebuild:
             self._rebuild()
         table, before = published_table(context.catalog, topic)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.topics_file import policies_of_environment
 from millrace_audit import producer as module
-from millrace_audit.producer import AuditedProducer, NotSent
+from millrace_audit.producer import AuditedProducer, DeliveryFailed, NotSent
 from millrace_audit.reports import outcome
 from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.fingerprints import fingerprint_of
 from millrace_audit.reports.messages import FOR_EVER, Hello, Report, schema_file
 from millrace_audit.reports.seals import seal_of
 
@@ -100,6 +102,58 @@ def test_a_hello_closes_what_the_application_has_closed_and_nothing_behind_its_f
     producer.closed_through(promised)
     send(producer)
     assert [hello.closed_through for hello in reports.hellos] == [min(promised, START)]
+    producer._stop.set()
+
+
+class Interrupted:
+    """A librdkafka producer in whose `produce` a signal arrives, before or after the message is queued."""
+
+    def __init__(self, producer: Any, *, is_queued: bool) -> None:
+        self._producer, self._is_queued = producer, is_queued
+
+    def produce(self, *message: Any) -> None:
+        if self._is_queued:
+            self._producer.produce(*message)
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+@pytest.mark.parametrize("as_it_is", [False, True])
+def test_a_signal_that_interrupts_send_uses_the_number_up_and_the_event_is_told_as_failed(
+    monkeypatch: pytest.MonkeyPatch, is_queued: bool, as_it_is: bool
+) -> None:
+    reports = Reports()
+    monkeypatch.setattr(module, "SchemaRegistryClient", Registry)
+    monkeypatch.setattr(module, "AuditPublisher", lambda *_, **__: reports)
+    monkeypatch.setattr(module, "AuditCodec", lambda _: reports)
+    producer = AuditedProducer("127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x")
+
+    def send_one() -> int:
+        return producer.send_value("t", b"v", time_ms=START) if as_it_is else send(producer)
+
+    whole = producer._producer
+    assert send_one() == 0
+    producer._producer = Interrupted(whole, is_queued=is_queued)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        send_one()
+    producer._producer = whole
+    assert send_one() == 2
+    whole.purge()
+    while len(whole):
+        whole.poll(1)
+    with pytest.raises(DeliveryFailed, match="3 events were not acknowledged"):
+        producer.flush()
+    (window,) = reports.told[0].windows
+    assert (list(window.failed), list(window.acknowledged), window.fingerprint) == ([(0, 2)], [], 0)
+    if as_it_is:
+        digest = fingerprint_of("t", policies_of_environment())
+        assert window.failed_fingerprint == sum(digest(b"v", sequence) for sequence in range(3)) % 2**64
     producer._stop.set()
 
 

@@ -114,6 +114,28 @@ def test_a_load_that_is_made_while_the_auditor_is_asked_is_not_published_unjudge
     assert verdicts(w.publish(proven=True, auditor=Meanwhile(w))) == {TEN: "waits pending"}
 
 
+def test_a_run_that_begins_again_after_a_conflict_asks_the_auditor_again(
+    w: Warehouse, auditor: Memory
+) -> None:
+    """Its second try reads on behind the changed verdict, which no later run would ask about."""
+    w.load({TEN: 10, THIRTEEN: 3})
+    auditor.count()
+
+    class Meanwhile(Memory):
+        def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+            judged = auditor.judge(topic, hours)
+            if auditor.verdicts[TEN] == "complete":
+                w.publish(THIRTEEN, auditor=auditor)  # the other run's commit
+                auditor.verdicts[TEN] = "incomplete"
+                auditor.changed.append(start_of(TEN))
+            return judged
+
+        def changes(self, topic: str, since: str | None) -> Changes:
+            return auditor.changes(topic, since)
+
+    assert verdicts(w.publish(proven=True, auditor=Meanwhile(w)))[TEN] == "waits incomplete"
+
+
 def test_late_rows_that_were_not_counted_make_their_hour_incomplete_until_they_are(
     w: Warehouse, auditor: Memory
 ) -> None:
