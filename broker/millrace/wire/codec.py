@@ -6,9 +6,10 @@ items are made, so that a request of few bytes costs little. Malformed messages 
 
 from __future__ import annotations
 
+import linecache
 import struct
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar, cast
@@ -122,38 +123,54 @@ class _Type(NamedTuple):
 
 @cache
 def _message(cls: Any, api_key: int, version: int) -> _Type:
-    """Compile the reader and the writer of a message from its fields; nothing in the source is a client's.
+    """Compile the reader and the writer of a message from its fields.
 
     Fields of a fixed size that follow each other are read and written at once. A loop over functions of the
-    fields takes a quarter longer.
+    fields takes a quarter longer. For an i32 and a string that may not be null this source is made:
+
+        def read(reader):
+          start = reader.position
+          reader.position = start + 4
+          (_number, ) = unpack_number(reader.encoded, start)
+          _name = read_name(reader)
+          if _name is None: raise ValueError('name is null')
+          return new(cls, (_number, _name, ))
+        def write(message):
+          (_number, _name, ) = message
+          if _name is None: raise ValueError('name is null')
+          return b''.join([pack_number(_number, ), write_name(_name)])
     """
     scope: dict[str, Any] = {"new": tuple.__new__, "cls": cls}
     reads, checks, writes = list[str](), list[str](), list[str]()
-    fields = [(f"_{index}", name, field) for index, (name, field) in enumerate(fields_of(cls).items())]
-    for layout, run in groupby(fields, lambda named: _layout(named[2], api_key, version)):
-        for value, name, field in (of_layout := list(run)):
-            if layout == "absent":
-                scope[value] = field.default
-            elif layout == "one by one":
-                scope[f"read{value}"], scope[f"write{value}"] = _type(field, api_key, version)
-                check = f"if {value} is None: raise ValueError('{name} is null')"
-                checked = [check] if version < field.null_since else []
-                reads += [f"{value} = read{value}(reader)", *checked]
-                checks += checked
-                writes.append(f"write{value}({value})")
-        if layout == "numbers":
-            values, first = _listed(of_layout), of_layout[0][0]
-            numbers = struct.Struct(">" + "".join(field.kind for _, _, field in of_layout))
-            scope[f"unpack{first}"], scope[f"pack{first}"] = numbers.unpack_from, numbers.pack
+    fields = fields_of(cls)
+    for layout, run in groupby(fields, lambda name: _layout(fields[name], api_key, version)):
+        names = list(run)
+        if layout == "absent":
+            scope |= {f"_{name}": fields[name].default for name in names}
+        elif layout == "numbers":
+            numbers = struct.Struct(">" + "".join(fields[name].kind for name in names))
+            values, first = _values(names), names[0]
+            scope[f"unpack_{first}"], scope[f"pack_{first}"] = numbers.unpack_from, numbers.pack
             reads += ["start = reader.position", f"reader.position = start + {numbers.size}"]
-            reads.append(f"{values} = unpack{first}(reader.encoded, start)")
-            writes.append(f"pack{first}{values}")
+            reads.append(f"{values} = unpack_{first}(reader.encoded, start)")
+            writes.append(f"pack_{first}{values}")
+        else:
+            for name in names:
+                scope[f"read_{name}"], scope[f"write_{name}"] = _type(fields[name], api_key, version)
+                check = f"if _{name} is None: raise ValueError('{name} is null')"
+                checked = [check] if version < fields[name].null_since else []
+                reads += [f"_{name} = read_{name}(reader)", *checked]
+                checks += checked
+                writes.append(f"write_{name}(_{name})")
     if is_flexible(api_key, version):
         reads.append("reader.skip_tagged_fields()")
         writes.append(r"b'\0'")  # no tagged fields
-    message, encoded = _listed(fields), f"b''.join([{', '.join(writes)}])"
-    exec("\n  ".join(["def read(reader):", *reads, f"return new(cls, {message})"]), scope)
-    exec("\n  ".join(["def write(message):", f"{message} = message", *checks, f"return {encoded}"]), scope)
+    values, encoded = _values(fields), f"b''.join([{', '.join(writes)}])"
+    source = "\n  ".join(["def read(reader):", *reads, f"return new(cls, {values})"]) + "\n"
+    source += "\n  ".join(["def write(message):", f"{values} = message", *checks, f"return {encoded}"])
+    file = f"<{cls.__qualname__} of {_name(api_key)} v{version}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for tracebacks
+    exec(compile(source, file, "exec"), scope)
     return _Type(scope["read"], scope["write"])
 
 
@@ -163,8 +180,8 @@ def _layout(field: Field, api_key: int, version: int) -> str:
     return "numbers" if field.kind in FIXED_SIZE else "one by one"
 
 
-def _listed(fields: list[tuple[str, str, Field]]) -> str:
-    return f"({''.join(f'{value}, ' for value, _, _ in fields)})"
+def _values(names: Iterable[str]) -> str:
+    return f"({''.join(f'_{name}, ' for name in names)})"
 
 
 def _type(field: Field, api_key: int, version: int) -> _Type:

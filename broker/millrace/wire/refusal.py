@@ -45,13 +45,13 @@ def _of_list(
         return None
     item, wanted = fields_of(response)[answered].item, fields_of(request)[asked].item
     refuse_item = _of_item(item, wanted, api_key, version, code, reason)
-    copied = _copying(response, request, version, {"error_code": ErrorCode.NONE})
-    if refuse_item is None or copied is None:
+    values_of = _values_of(response, request, version, {"error_code": ErrorCode.NONE})
+    if refuse_item is None or values_of is None:
         return None
     at = list(fields_of(response)).index(answered)
 
     def refuse(message: Any) -> Any:
-        values = copied(message)
+        values = values_of(message)
         values[at] = tuple([refuse_item(one) for one in getattr(message, asked) or ()])
         return tuple.__new__(response, values)
 
@@ -64,12 +64,12 @@ def _of_item(
     present = dict(_present(item, api_key, version))
     if "error_code" in present:
         given = {"error_code": code, **{name: reason for name in _REASONS if name in present}}
-        copied = _copying(item, wanted, version, given)
-        return None if copied is None else lambda one: tuple.__new__(item, copied(one))
+        values_of = _values_of(item, wanted, version, given)
+        return None if values_of is None else lambda one: tuple.__new__(item, values_of(one))
     return _of_list(item, wanted, api_key, version, code, reason)
 
 
-def _copying(
+def _values_of(
     cls: Any, source: Any, version: int, given: dict[str, object]
 ) -> Callable[[Any], list[object]] | None:
     """Return a function that takes the values of a `cls` from a `source` and `given`.
@@ -87,14 +87,14 @@ def _copying(
                 return None
             copied.append((index, None, False))
 
-    def copy(one: Any) -> list[object]:
+    def values_of(one: Any) -> list[object]:
         made = values.copy()
         for index, at, never_null in copied:
             value = one if at is None else one[at]
             made[index] = "" if value is None and never_null else value
         return made
 
-    return copy
+    return values_of
 
 
 def _present(message: Any, api_key: int, version: int) -> list[tuple[str, Field]]:

@@ -28,7 +28,9 @@ ITEM_S = 0.01
 """Seconds of wait for each item of a request for many offsets or groups: ten times what it takes alone. The
 client's next try reads everything again, so on a busy machine a shorter wait would never end."""
 MAX_WAIT_S = 25.0
-"""Longest wait in any case: clients give up after 30 s."""
+"""Longest wait in any case: Kafka's own clients give up after 30 s."""
+MANY_ITEMS = 500
+"""Items up to which the wait is WAIT_S."""
 BUG = "a step on consumer groups failed"
 MAX_QUEUED = 2_000
 """Most pieces of work; a client that retries every 100 ms while ZooKeeper is away must not pile them up."""
@@ -96,6 +98,7 @@ class Work:
         self._mailbox = mailbox
         self._pool = started_threads(threads, "groups")
         self._under_way: set[Future[None]] = set()
+        self._answers_many = False
         self._is_closed = False
 
     @property
@@ -124,7 +127,14 @@ class Work:
         return found
 
     async def ask(self, question: Callable[[], T], *, items: int = 1) -> T | ErrorCode:
-        """Run as `run` does, for a client that waits as in `Waiting`; skip the question if it gave up."""
+        """Run as `run` does, for a client that waits as in `Waiting`; skip the question if it gave up.
+
+        Only one question about more than MANY_ITEMS is taken at a time, and others must be asked again: those
+        about few items would otherwise wait behind all of them.
+        """
+        if (is_about_many := items > MANY_ITEMS) and self._answers_many:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        self._answers_many |= is_about_many
         waiting: Waiting[T] = Waiting(self._mailbox, items=items)
 
         def in_time() -> T:
@@ -134,6 +144,7 @@ class Work:
 
         async def run() -> None:
             waiting.settle(await self.run(in_time))
+            self._answers_many &= not is_about_many
 
         self._mailbox.begin(run())
         return await outcome(waiting)

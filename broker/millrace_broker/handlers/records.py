@@ -17,6 +17,7 @@ from millrace_broker.handlers.table import Call, outcome_of, serves
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.security import rights
 from millrace_broker.security.rights import Need, Operation, ResourceType
+from millrace_broker.storage.producer_state import MAX_SEQUENCE
 
 _BY_TOPIC = (ResourceType.TOPIC,)
 
@@ -121,7 +122,7 @@ def describe_producers(call: Call[DescribeProducersRequest]) -> DescribeProducer
             Producer(
                 producer_id=producer_id,
                 producer_epoch=state.epoch,
-                last_sequence=state.batches[-1].next_sequence - 1 if state.batches else -1,
+                last_sequence=(state.batches[-1].next_sequence - 1) & MAX_SEQUENCE if state.batches else -1,
                 last_timestamp=int(state.seen_at * 1000),
             )
             for producer_id, state in call.broker.partition(topic, number).background.active_producers()

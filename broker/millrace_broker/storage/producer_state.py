@@ -332,17 +332,16 @@ class ProducerStates:
         """
         now, staged, silent = self._clock(), StagedProducers(), list[tuple[int, str]]()
         for number, producer_id, epoch, sequence, base_offset, records, end in stamped:
-            state, principal = staged.get(producer_id), principals[number]
-            if state is None:
-                state = self._states.get(producer_id)
-                if state is None or state.seen_at + EXPIRY_S < now:
+            state, principal = staged.get(producer_id) or self._states.get(producer_id), principals[number]
+            if state is None or state.epoch != epoch or state.principal != principal or not state.batches:
+                return None  # another thread may take the place of a principal's that is not known yet
+            if state.batches[-1].next_sequence != sequence:
+                return None
+            if producer_id not in staged:
+                if state.seen_at + EXPIRY_S < now:
                     return None
                 if not 0 <= now - self._places.seen_at(producer_id) < SEEN_INTERVAL_S:
                     silent.append((producer_id, principal))
-            if state.epoch != epoch or state.principal != principal or not state.batches:
-                return None
-            if state.batches[-1].next_sequence != sequence:
-                return None
             batch = SentBatch(sequence, base_offset, records, end)
             batches = (*state.batches, batch)[-REMEMBERED_BATCHES:]
             staged[producer_id] = ProducerState(epoch, batches, now, principal)

@@ -11,6 +11,7 @@ import pytest
 from millrace.errors import ErrorCode
 from millrace_broker.groups.work import Waiting, Work
 from millrace_broker.mailbox import Mailbox, Timer
+from tests.support import wait_until
 from tests.unit.groups.coordinating import Broker, Cluster, name_for
 from tests.unit.groups.registry import MemoryRegistry
 
@@ -71,6 +72,35 @@ def test_a_client_waits_longer_for_many_items_but_less_than_its_own_30_seconds(
     Waiting[None](mailbox, items=items)
     mailbox.close()
     assert waits == [wait_s]
+
+
+def test_questions_about_many_groups_leave_threads_to_those_about_few() -> None:
+    mailbox, free = Mailbox(), threading.Event()
+    work, answers = Work(mailbox, 2), dict[str, object]()
+
+    def ask(name: str, items: int, question: Callable[[], object]) -> None:
+        async def steps() -> None:
+            answers[name] = await work.ask(question, items=items)
+
+        mailbox.begin(steps())
+
+    def answered(name: str) -> bool:
+        mailbox.run()
+        return name in answers
+
+    ask("many", 2_500, free.wait)
+    ask("many at the same time", 2_500, free.wait)
+    assert answers == {"many at the same time": ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    ask("few", 1, lambda: True)
+    wait_until("the answer about few", lambda: answered("few"))
+    assert "many" not in answers
+    free.set()
+    wait_until("the answer about many", lambda: answered("many"))
+    ask("many later", 2_500, free.wait)
+    wait_until("the next answer about many", lambda: answered("many later"))
+    work.close(10)
+    mailbox.close()
+    assert answers["many"] is answers["few"] is answers["many later"] is True
 
 
 def test_a_group_is_coordinated_and_its_offsets_are_written_though_the_system_has_no_thread_left(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from millrace.errors import InvalidRequest
+from millrace.errors import ErrorCode, InvalidRequest
 from millrace.wire.admin_messages import DescribeConfigsRequest
-from millrace.wire.codec import decode, decode_request, encode, is_flexible
-from millrace.wire.fields import TopicItems
+from millrace.wire.codec import decode, decode_request, encode, encode_error, is_flexible
+from millrace.wire.fields import TopicItems, replace
 from millrace.wire.group_messages import FindCoordinatorResponse, OffsetCommitRequest, OffsetFetchRequest
 from millrace.wire.messages import (
     ApiKey,
@@ -207,3 +207,29 @@ def test_what_clients_ask_of_a_broker_with_a_thousand_partitions_is_no_item_too_
     message: type[Any], api_key: int, version: int, values: dict[str, Any]
 ) -> None:
     assert decode(message, api_key, version, request_body(api_key, version, values))
+
+
+@pytest.mark.parametrize("field", ["replica_nodes", "isr_nodes"])
+def test_a_null_that_a_version_does_not_allow_is_not_written(field: str) -> None:
+    topic = replace(METADATA.topics[0], partitions=(replace(PARTITION, **{field: None}),))
+    with pytest.raises(ValueError, match=f"^{field} is null$"):
+        encode(replace(METADATA, topics=(topic,)), ApiKey.METADATA, 8)
+
+
+def test_a_null_in_a_list_of_texts_is_malformed() -> None:
+    names = struct.pack(">i", 2) + b"\0\1t" + b"\xff\xff"
+    with pytest.raises(InvalidRequest, match="a string is null"):
+        decode(DeleteTopicsRequest, ApiKey.DELETE_TOPICS, 1, names + bytes(4))
+
+
+def test_a_refused_topic_without_a_name_has_an_empty_one_where_the_answer_must_have_one() -> None:
+    asked = MetadataRequest(topics=(MetadataRequest.Topic(topic_id=TOPIC_ID),))
+    named = {}
+    for version in (11, 12):
+        code = ErrorCode.INVALID_REQUEST
+        refused = encode_error(MetadataResponse, ApiKey.METADATA, version, code, "", asked)
+        assert refused is not None
+        (topic,) = decode(MetadataResponse, ApiKey.METADATA, version, refused).topics
+        named[version] = topic.name
+        assert topic.error_code == code
+    assert named == {11: "", 12: None}
