@@ -317,6 +317,8 @@ class UncountedRow(Row):
     """Time of the first heartbeat after the gap; FOR_EVER until there is one."""
     noted: Mapped[int] = mapped_column(default=NOTHING)
     """Time of the count that named the gap. Heartbeats follow it with an earlier time if a reader is slow."""
+    recounted_after: Mapped[int] = mapped_column(default=FOR_EVER)
+    """Log position after which the offsets of a cut log are counted again; FOR_EVER if never."""
 
 
 class UnreadableRow(Row):

@@ -1433,6 +1433,122 @@ def test_a_log_that_was_truncated_leaves_the_windows_between_unknown_and_is_coun
     assert f"offsets {end} to {counted} of partition 0" in " ".join(window["reasons"])
 
 
+def cut_back(story: Story, tier: str) -> None:
+    """Report that a tier's log was cut back to where its newest count began; the next count begins there."""
+    counted = story.ends[tier, "dc1", 0]
+    partition = 10 if tier == "offline" else 0
+    log = Truncated(TOPIC, f"{tier}-{TOPIC}", partition, counted, counted - STEP)
+    story.beat(tier, NOTHING, truncated=[log])
+    story.ends[tier, "dc1", 0] -= STEP
+
+
+def counted_after_the_close(story: Story) -> None:
+    """Close the first window: events that are counted from now on come late."""
+    story.options = replace(OPTIONS, clock_ms=lambda: LATER, carried=".*")
+    for tier in ("dc1", "offline"):
+        story.count(tier, SequenceCounts())
+    story.beats(W + 3 * WINDOW_MS)
+
+
+@pytest.mark.parametrize("tier", ["dc1", "offline"])
+def test_events_that_come_back_after_a_log_was_cut_back_are_unknown_in_an_open_window(
+    story: Story, tier: str
+) -> None:
+    events = found((0, 9))
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", events)
+    story.beats(W + WINDOW_MS // 2)
+    if tier == "offline":
+        story.count("offline", events)
+    cut_back(story, tier)
+    story.count(tier, events)
+    if tier == "dc1":
+        story.count("offline", events)
+    story.load(events)
+    story.beats()
+    assert (story.apply().verdict(), story.findings()) == ("unknown", []), story.window()
+
+
+@pytest.mark.parametrize("tier", ["dc1", "offline"])
+def test_events_that_come_back_after_a_log_was_cut_back_are_unknown_in_a_final_window(
+    story: Story, tier: str
+) -> None:
+    counted_after_the_close(story)
+    story.whole()
+    assert story.apply().verdict() == "complete"
+    cut_back(story, tier)
+    assert story.apply().verdict() == "complete", "nothing has come back yet"
+    story.count(tier, found((0, 9)))
+    story.beats(LATER)
+    assert (story.apply().verdict(), story.findings()) == ("unknown", [])
+    (reason,) = (text for text in story.window()["reasons"] if text.startswith("10 seem duplicate"))
+    partition = 10 if tier == "offline" else 0
+    assert f"at {tier} (instance 1 (shop on web-1), sequences 0-9)" in reason
+    assert f"but offsets 100 to 200 of partition {partition}" in reason
+    assert "the log was truncated" in reason
+
+
+def test_messages_without_a_header_that_come_back_after_a_log_was_cut_back_are_unknown(story: Story) -> None:
+    counted_after_the_close(story)
+    foreign = [ForeignCount(W, 50, 7)]
+    for tier in ("dc1", "offline"):
+        story.count(tier, SequenceCounts(), foreign=foreign)
+    story.load(SequenceCounts())
+    story.beats()
+    assert story.apply().verdict() == "carried"
+    cut_back(story, "offline")
+    story.count("offline", SequenceCounts(), foreign=foreign)
+    story.beats(LATER)
+    assert (story.apply().verdict(), story.findings()) == ("unknown", [])
+
+
+def test_a_duplicate_in_a_window_that_no_cut_log_has_touched_stays_incomplete(story: Story) -> None:
+    story.options = replace(OPTIONS, clock_ms=lambda: LATER)
+    before, after = NOW - 2 * WINDOW_MS, NOW + WINDOW_MS
+    story.hello()
+    story.report(0, (0, 9), window=before, closed=NOW)
+    story.carry(found((0, 9), window=before))
+    story.count("dc1", SequenceCounts())
+    story.count("offline", found((3, 3), window=before))
+    story.beats()
+    assert story.apply().findings(before) == [("duplicate", "offline", [[3, 3]])], story.window(before)
+    for tier in ("dc1", "offline"):
+        story.count(tier, SequenceCounts())
+    cut_back(story, "offline")
+    story.count("offline", SequenceCounts())
+    story.beat("offline", NOW + 1)
+    story.report(1, (10, 19), window=after, closed=FOR_EVER)
+    story.carry(found((10, 19), window=after))
+    story.count("offline", found((12, 12), window=after))
+    story.count("dc1", SequenceCounts())
+    story.verified((before - before % HOUR_MS, "a file was edited"))  # has the window judged again
+    story.beats(LATER)
+    story.apply()
+    assert story.findings(before) == [("duplicate", "offline", [[3, 3]])]
+    assert (story.verdict(after), story.findings(after)) == (
+        "incomplete",
+        [("duplicate", "offline", [[12, 12]])],
+    )
+
+
+def test_what_does_not_come_back_is_missing_although_a_log_was_cut_back(story: Story) -> None:
+    """One event is lost on the way into the copy, and one on the way into the warehouse."""
+    counted_after_the_close(story)
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 8)))
+    story.load(found((0, 7)))
+    story.beats()
+    cut_back(story, "offline")
+    story.count("offline", found((0, 8)))
+    story.beats(LATER)
+    assert story.apply().verdict() == "incomplete"
+    assert story.findings() == [("missing", "warehouse", [[8, 8]])]
+    assert any(text.startswith("1 seem missing at offline") for text in story.window()["reasons"])
+
+
 def test_a_clock_set_back_does_not_close_a_gap(quick: Story) -> None:
     quick.hello()
     quick.report(0, (0, 9))

@@ -267,6 +267,7 @@ gaps = st.builds(
     until=st.sampled_from([W + 1, FOR_EVER]),
     is_late=flags,
     hides_missing=flags,
+    is_recounted=flags,
 )
 instances = st.builds(
     replace,

@@ -231,15 +231,20 @@ class TopicFacts:
         common = self._common_at(start + WINDOW_MS, has_events=bool(positions))
         hour, loads = start - start % HOUR_MS, self.loads
         closes_at = start + WINDOW_MS + self._options.grace_ms
+        counted = (positions or {}).get("counted", {})
         # Gaps of single partitions matter only for windows with events.
-        gaps = [gap for gap in self.gaps if start < gap.until and (positions or gap.is_of_all)]
+        gaps = [
+            replace(gap, is_recounted=True) if counted.get(gap.tier, NOTHING) > gap.recounted_after else gap
+            for gap in self.gaps
+            if start < gap.until and (positions or gap.is_of_all)
+        ]
         early = [gap for gap in gaps if gap.since < closes_at]
         blocked = {gap.tier for gap in early if gap.is_ongoing}
         way = self._follow(positions, closes_at, blocked) if positions else _Way()
         late = [*_late((gap for gap in gaps if gap.since >= closes_at), way.checkpoints)]
         readers = {reader.tier: reader for reader in common.values["readers"]}
         readers |= {tier: self._reader(tier) for tier in way.awaited if tier not in readers}
-        table_counted = (positions or {}).get("counted", {}).get(TABLE)
+        table_counted = counted.get(TABLE)
         is_published = table_counted is not None
         own = {
             "is_counted": self._is_counted or bool((positions or {}).get("origins")),

@@ -196,10 +196,12 @@ class Counted:
         serial: int,
         since: int | None = None,
         noted: int = NOTHING,
+        recounted_after: int = FOR_EVER,
     ) -> None:
         """Note offsets that will never be counted; `since`: heartbeat before them, by default the newest.
 
-        Messages there may be as new as `noted`: no earlier heartbeat ends the gap.
+        Messages there may be as new as `noted`: no earlier heartbeat ends the gap. Offsets of a log that was
+        cut back were counted, and are counted again in the records after `recounted_after`.
         """
         assert self._tier is not None
         key: dict[str, Any] = {"tier": row.tier, "topic_id": row.topic_id, "partition": row.partition}
@@ -208,10 +210,12 @@ class Counted:
         gap = self._session.get(store.UncountedRow, key)
         if gap is None:
             gap = store.UncountedRow(**key, end=end, topic=row.topic, since=since, serial=serial, noted=noted)
+            gap.recounted_after = recounted_after
             self._session.add(gap)
         else:  # the log was truncated there twice
             gap.end, gap.since = max(gap.end, end), min(gap.since, since)
             gap.serial, gap.until, gap.noted = serial, FOR_EVER, max(gap.noted, noted)
+            gap.recounted_after = min(gap.recounted_after, recounted_after)
         self._session.flush()
 
     def _heartbeat(self, heartbeat: Heartbeat, serial: int, *, is_first: bool) -> None:
@@ -278,7 +282,7 @@ class Counted:
             row = self._coverage.get((log.topic_id, log.partition))
             if row is not None and log.end < row.end == log.counted:
                 since = progress.time_at(self._session, row, log.end)
-                self._uncounted(row, log.end, row.end, serial, since)
+                self._uncounted(row, log.end, row.end, serial, since, recounted_after=serial)
                 row.end = log.end
                 self._changed_topics.add(row.topic)
                 self._changes.topic(row.topic)

@@ -81,6 +81,7 @@ def _not_counted(session: Session, topics: Sequence[str]) -> Iterator[tuple[str,
                 partition=row.partition,
                 start=row.start,
                 end=row.end,
+                recounted_after=row.recounted_after,
             ),
         )
 

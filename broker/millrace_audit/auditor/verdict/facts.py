@@ -193,6 +193,10 @@ class Gap:
     """True if the gap began after the window closed: only events that came late can be in it."""
     hides_missing: bool = False
     """A late gap in which events may lie that seem to be missing."""
+    recounted_after: int = FOR_EVER
+    """Number of the record after which the offsets are counted again: their log was cut back."""
+    is_recounted: bool = False
+    """True if the tier counted events of the window after its log was cut back, perhaps for a second time."""
 
     @property
     def is_ongoing(self) -> bool:

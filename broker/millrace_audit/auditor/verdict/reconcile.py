@@ -44,7 +44,7 @@ class Difference:
     home: str
     finding: Finding
     gap: Gap | None = None
-    """Late gap that may explain the difference."""
+    """Gap that may explain the difference."""
     is_given_up: bool = False
     """True if rejected messages that an operator gave up explain the difference."""
 
@@ -150,9 +150,14 @@ def _is_lost_row(finding: Finding) -> bool:
 
 
 def _gap(facts: WindowFacts, difference: Difference) -> Gap | None:
-    """Return the late gap that may explain the difference, or None."""
+    """Return the late gap, or the gap of a log that was cut, that may explain the difference."""
     kind, tier, home = difference.finding.kind, difference.finding.tier, difference.home
+    # Events without a header are compared by number: if some count twice, the next tier seems to lack them.
+    is_lack_of_number = kind == "missing" and not difference.finding.sequences
+    counted_twice = tier if kind == "duplicate" else before(tier, home) if is_lack_of_number else None
     for gap in facts.gaps:
+        if gap.is_recounted and gap.tier == counted_twice:
+            return gap
         if not gap.is_late:
             continue
         if kind == "missing":

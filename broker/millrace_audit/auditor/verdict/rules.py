@@ -448,7 +448,7 @@ RULES = (
          _legs(LegState.UPSTREAM_BLOCKED),
          "later tiers are not compared with {origin}, whose log cannot be read any further",
          "millrace log verify DIR", "{origin}", "MillracePartitionUnreadable"),
-    Rule("difference-unproven", UNKNOWN, "Events seem wrong, and a gap that began later may explain it.",
+    Rule("difference-unproven", UNKNOWN, "Events seem wrong, and a gap may explain it.",
          _unproven,
          "{count} seem {kind} at {tier} ({who}), but {gap}", "", "{tier}"),
     Rule("topic-not-counted", UNKNOWN, "No events are known, and no reader counts the topic.",
