@@ -34,6 +34,7 @@ from millrace_audit.reports.messages import (
     NOTHING,
     ForeignCount,
     Heartbeat,
+    HourRows,
     LoadCount,
     LoadEnd,
     LoadNumber,
@@ -42,6 +43,7 @@ from millrace_audit.reports.messages import (
     ReaderPosition,
     ReportedWindow,
     Truncated,
+    UnkeyedRows,
     Unreadable,
 )
 from millrace_audit.reports.publish import edition_records
@@ -1661,10 +1663,7 @@ def test_what_readers_and_loads_said_counts_once_though_it_is_read_again_from_a_
 ) -> None:
     quick.whole()
     before = quick.apply().answer()
-    with quick.store.writing() as session:
-        place = replace(quick.place((OWN, "offline")), topic_id="another")
-        ledger.apply(session, place, quick.partitions[OWN, "offline"], NOW)
-    quick.settle()
+    read_again(quick)
     assert quick.answer() == before
 
 
@@ -1699,6 +1698,75 @@ def test_the_parts_of_a_load_count_one_after_the_other(story: Story) -> None:
     assert story.apply().verdict() == "pending", "how far it is loaded is said by the last part that counts"
     story.load(found((0, 4)), source=LoadNumber(1, 1, 1, 2))
     story.load(found((5, 9)), source=LoadNumber(1, 1, 2, 2))
+    assert story.apply().verdict() == "complete"
+
+
+def sent(story: Story) -> None:
+    """Ten events that the aggregate cluster holds."""
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9)))
+    story.beats()
+
+
+def read_again(story: Story) -> None:
+    """Apply all records of the aggregate cluster's readers again, as from a topic that was made again."""
+    with story.store.writing() as session:
+        place = replace(story.place((OWN, "offline")), topic_id="another")
+        ledger.apply(session, place, story.partitions[OWN, "offline"], NOW)
+    story.settle()
+
+
+@pytest.mark.parametrize("is_read_again", [False, True], ids=["once", "read again"])
+def test_a_load_that_is_read_back_in_another_number_of_parts_counts_as_it_was_read_last(
+    story: Story, is_read_again: bool
+) -> None:
+    """Its reader was killed between two parts, and a file of the load was lost before the next start."""
+    sent(story)
+    story.load(found((0, 3)), source=LoadNumber(1, 1, 1, 3))
+    next_hours = [HourRows(W - W % HOUR_MS + HOUR_MS, 3)]
+    story.load(found((4, 6)), source=LoadNumber(1, 1, 2, 3), hours=next_hours)
+    assert story.apply().verdict() == "pending"
+    story.load(found((0, 1)), source=LoadNumber(1, 1, 1, 2))
+    assert story.apply().verdict() == "pending"
+    if is_read_again:
+        read_again(story)
+    story.load(found((2, 3)), source=LoadNumber(1, 1, 2, 2), hours=[])
+    assert story.apply().findings() == [("missing", "warehouse", [[4, 9]])]
+    this_hour, next_hour = story.completeness(W, 12).hours or ()
+    assert ([each.rows for each in this_hour.loads], next_hour.loads) == ([2], [])
+    if is_read_again:
+        read_again(story)
+    story.load(found((4, 9)), source=LoadNumber(1, 2))
+    assert story.apply().verdict() == "complete", story.window()
+    if is_read_again:
+        read_again(story)
+        assert story.verdict() == "complete", story.window()
+
+
+def test_a_load_that_is_read_back_in_fewer_parts_than_were_counted_is_counted(story: Story) -> None:
+    sent(story)
+    story.load(found((0, 3)), source=LoadNumber(1, 1, 1, 3))
+    story.load(found((4, 6)), source=LoadNumber(1, 1, 2, 3))
+    story.load(found((0, 3)), source=LoadNumber(1, 1, 1, 1))
+    assert story.apply().findings() == [("missing", "warehouse", [[4, 9]])]
+
+
+def test_a_later_part_with_other_rows_counts_in_place_of_the_part_before(story: Story) -> None:
+    """The file that was lost had rows of the second of three parts only, and the split moved."""
+    sent(story)
+    story.load(found((0, 3)), source=LoadNumber(1, 1, 1, 3))
+    story.load(found((4, 6)), source=LoadNumber(1, 1, 2, 3))
+    for part, rows in enumerate([(0, 3), (5, 7), (8, 9)], 1):
+        story.load(found(rows), source=LoadNumber(1, 1, part, 3))
+    assert story.apply().findings() == [("missing", "warehouse", [[4, 4]])]
+
+
+def test_a_part_that_is_repeated_late_does_not_set_its_load_back(story: Story) -> None:
+    sent(story)
+    for part, rows in ((1, (0, 3)), (2, (4, 6)), (1, (0, 3)), (3, (7, 9))):
+        story.load(found(rows), source=LoadNumber(1, 1, part, 3), unkeyed=[UnkeyedRows(W, 0)])
     assert story.apply().verdict() == "complete"
 
 

@@ -1,7 +1,8 @@
 """Counts of loads: added to their windows part by part, and taken out again when loads are lost.
 
-Each part is kept, so that the counts of a lost load can be taken out. While a topic has lost loads, the
-counts of their replacements wait until an operator confirms the replacement.
+Each part is kept, so that the counts of a lost load, or of a part that is read back with other rows, can be
+taken out. While a topic has lost loads, the counts of their replacements wait until an operator confirms the
+replacement.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.records.batch import Changes, Producers, storable
@@ -99,6 +100,8 @@ class LoadCounts:
                 self._complete(load, row, serial)
                 return None
             load = replace(load, unkeyed=None, hours=None, rejected=[])  # all parts are reported again
+        if row is not None and row.counted < row.parts:
+            self._take_out_other(load, row)
         if self._is_next_part(load, row):
             self._note_part(load, row)
             self._count(load, serial)
@@ -118,7 +121,26 @@ class LoadCounts:
             before = self._session.get(LoadRow, (load.topic, source.load, source.edition - 1))
             if before is None or before.counted < before.parts:
                 return False
-        return source.part == 1 if row is None else row.counted < row.parts and source.part == row.counted + 1
+        if row is None:
+            return source.part == 1
+        return row.counted < row.parts == source.parts and source.part == row.counted + 1
+
+    def _take_out_other(self, load: LoadCount, row: LoadRow) -> None:
+        """Take the counted parts out from this part on, if this part was counted with other rows.
+
+        The reader was killed between two parts, and a file of the load was lost or restored before its next
+        start. A repeat has the same rows. Parts of a complete edition are repeats, whatever they have.
+        """
+        source, parts = load.source, LoadPartRow
+        kept = self._session.get(parts, (load.topic, source.load, source.edition, row.sha256, source.part))
+        if kept is None or kept.waits:
+            return
+        counted = unpacked(kept.record)
+        if unpacked(packed(replace(load, time=counted.time))) == counted:
+            return
+        edition = (parts.topic == load.topic, parts.load == source.load, parts.edition == source.edition)
+        self._take_out_parts(*edition, parts.part >= source.part)
+        row.counted, row.parts = source.part - 1, source.parts
 
     def _note_part(self, load: LoadCount, row: LoadRow | None) -> None:
         source = load.source
@@ -176,12 +198,13 @@ class LoadCounts:
                 change.unkeyed_rows.append((sign * each.rows, sign * filed))
                 if filed:  # rows in no hour's partition change nothing of the hour's table
                     change.positions["counted", WAREHOUSE] = serial
-        if take_out:
-            return
         for hour in load.hours or ():
             at: dict[str, Any] = {"topic": topic, "hour": hour.hour, "load": load.source.load}
             at["edition"] = load.source.edition
-            self._session.merge(LoadHourRow(**at, rows=hour.rows, erased=hour.erased))
+            if not take_out:
+                self._session.merge(LoadHourRow(**at, rows=hour.rows, erased=hour.erased))
+            elif (there := self._session.get(LoadHourRow, at)) is not None:
+                self._session.delete(there)
 
     def _finish(self, load: LoadCount) -> None:
         """Replace the edition before by a fully counted edition."""
@@ -322,19 +345,21 @@ class LoadCounts:
 
     def take_out(self, topic: str, first: int) -> list[int]:
         """Take the counts of the loads from `first` on out of the windows; return the loads' numbers."""
-        parts = LoadPartRow
-        counted = (parts.topic == topic, parts.load >= first, ~parts.waits)
-        for row in self._session.scalars(select(parts).where(*counted)).all():
-            self._count(unpacked(row.record), row.serial, take_out=True)
+        self._take_out_parts(LoadPartRow.topic == topic, LoadPartRow.load >= first)
         here = select(LoadRow.load).distinct().where(LoadRow.topic == topic, LoadRow.load >= first)
         loads = [*self._session.scalars(here.order_by(LoadRow.load))]
         for load in loads:
             self._forget(topic, load, before=FOR_EVER)
-        self._session.execute(delete(parts).where(*counted))
         self._session.execute(delete(LoadRow).where(LoadRow.topic == topic, LoadRow.load >= first))
         self._session.flush()
         self._go_back(topic)
         return loads
+
+    def _take_out_parts(self, *which: ColumnElement[bool]) -> None:
+        counted = (*which, ~LoadPartRow.waits)
+        for row in self._session.scalars(select(LoadPartRow).where(*counted)).all():
+            self._count(unpacked(row.record), row.serial, take_out=True)
+        self._session.execute(delete(LoadPartRow).where(*counted))
 
     def _go_back(self, topic: str) -> None:
         """Set the topic's loaded positions to the ends of the newest remaining load."""
