@@ -455,7 +455,7 @@ class DecisionRow(Row):
 
 
 class ChangedRow(Row):
-    """An hour in which the final verdict of a window has changed; changes are numbered in their order."""
+    """An hour in which the final verdict of a window may have changed, numbered in the order of changes."""
 
     __tablename__ = "changed"
     topic: Mapped[TopicKey]

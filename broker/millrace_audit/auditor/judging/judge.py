@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Instance, Verdict, Window, to_json, utc
@@ -26,8 +26,9 @@ from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.records.batch import NO_NAMES
 from millrace_audit.auditor.records.decisions import is_disowned, reason_of
 from millrace_audit.auditor.records.gaps import note_reports_lost
+from millrace_audit.auditor.records.load_counts import note_changed
 from millrace_audit.auditor.records.progress import Progress
-from millrace_audit.auditor.store import AuditStore, ChangedRow, HistoryRow, ProducerRow, TopicRow, WindowRow
+from millrace_audit.auditor.store import AuditStore, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import reconcile
 from millrace_audit.auditor.verdict.evidence import Evidence, pairs
 from millrace_audit.auditor.verdict.facts import WindowFacts
@@ -178,12 +179,14 @@ class _TopicJudge:
             }
             changes.append(change)
             causes[row.window] = judged.causes
-            before = row.last_final if row.verdict == Verdict.PENDING else row.verdict
-            if row.last_final is not None and judged.verdict not in (Verdict.PENDING, before):
+            # A late event has made the row of a window that was final, and perhaps complete, without one.
+            last_final = row.last_final or (Verdict.COMPLETE if row.revision else None)
+            before = last_final if row.verdict == Verdict.PENDING else row.verdict
+            if last_final is not None and judged.verdict not in (Verdict.PENDING, before):
                 changed.add(facts.hour)
             if judged.is_final and row.last_final is None:
                 self._note_final(window, facts)
-            elif judged.is_final and row.last_final != judged.verdict:
+            if judged.is_final and last_final not in (None, judged.verdict):
                 self._session.add(_became(judged, row, self._facts))
             if len(changes) == PORTION:
                 rest = row.window
@@ -191,7 +194,7 @@ class _TopicJudge:
         if changes:
             self._session.execute(update(WindowRow), changes)
             incidents.note(self._session, topic, causes, self._facts.now)
-        _note_changed(self._session, topic, changed)
+        note_changed(self._session, topic, changed)
         return len(changes), rest
 
     def _with_evidence(self, facts: WindowFacts) -> WindowFacts:
@@ -315,18 +318,9 @@ def _totals(facts: WindowFacts) -> dict[str, int]:
 
 
 def _became(judged: Judged, row: Any, facts: TopicFacts) -> HistoryRow:
-    what = f"{row.last_final} became {judged.verdict} at revision {row.revision}"
+    before = row.last_final or "a window with late messages"
+    what = f"{before} became {judged.verdict} at revision {row.revision}"
     return HistoryRow(time=facts.now, topic=facts.topic, window=row.window, who="the auditor", what=what)
-
-
-def _note_changed(session: Session, topic: str, hours: Set[int]) -> None:
-    """Number the hours after all earlier changes: a client asks for the changes after its newest one."""
-    if hours:
-        number = (session.scalar(select(func.max(ChangedRow.number))) or 0) + 1
-        for hour in sorted(hours):
-            session.merge(ChangedRow(topic=topic, hour=hour, number=number))
-            number += 1
-        session.flush()
 
 
 def _doubt_table(session: Session, facts: TopicFacts) -> None:

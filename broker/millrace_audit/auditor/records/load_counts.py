@@ -7,15 +7,16 @@ replacement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.records.batch import Changes, Producers, storable
 from millrace_audit.auditor.store import (
+    ChangedRow,
     CoverageRow,
     LoadHourRow,
     LoadPartRow,
@@ -24,8 +25,9 @@ from millrace_audit.auditor.store import (
     TopicRow,
     WarehouseStateRow,
     WindowRow,
+    slices,
 )
-from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts, is_of_this_world
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts, is_of_this_world, window_start
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
@@ -41,6 +43,8 @@ _MOST_NAMED = 100
 """Largest number of loads with other editions to name; it matters only whether there are any."""
 _MARKED_AT_ONCE = 10_000
 """Number of windows that one statement marks."""
+_MOST_HOURS = 10_000
+"""Most hours to note as changed at once, the newest ones."""
 
 
 def state_of(session: Session, topic: str) -> WarehouseStateRow:
@@ -72,6 +76,30 @@ def judge_again(
 def judge_hour_again(session: Session, topic: str, hour: int) -> None:
     """Have the windows of the hour that begins at `hour` judged again."""
     judge_again(session, topic, hour, hour + HOUR_MS - WINDOW_MS)
+
+
+def note_changed(session: Session, topic: str, hours: Iterable[int]) -> None:
+    """Number the hours after all earlier changes: a client asks for the changes after its newest one."""
+    number = (session.scalar(select(func.max(ChangedRow.number))) or 0) + 1
+    rows = [{"topic": topic, "hour": hour, "number": at} for at, hour in enumerate(sorted(hours), number)]
+    for some in slices(rows):
+        of_hours = ChangedRow.hour.in_([row["hour"] for row in some])
+        session.execute(delete(ChangedRow).where(ChangedRow.topic == topic, of_hours))
+        session.execute(insert(ChangedRow), some)
+
+
+def final_hours(session: Session, topic: str, first: int = NOTHING, last: int = FOR_EVER) -> Sequence[int]:
+    """Return the hours with windows from `first` to `last` that were final, with or without rows.
+
+    Judging notes the hours of rows. What makes windows without rows unknown or incomplete must note theirs.
+    """
+    of_topic = TopicRow.topic == topic
+    through = session.scalar(select(TopicRow.final_through).where(of_topic))
+    begin = session.scalar(select(func.min(WindowRow.window)).where(WindowRow.topic == topic))
+    if through is None or begin is None:
+        return ()
+    begin, end = max(window_start(max(first, 0)), begin), min(last + 1, window_start(max(through, 0)))
+    return range(begin - begin % HOUR_MS, end, HOUR_MS)[-_MOST_HOURS:] if begin < end else ()
 
 
 class LoadCounts:
@@ -258,6 +286,7 @@ class LoadCounts:
     def _touch(self, topic: str, first: int, last: int) -> None:
         if first != last:
             judge_again(self._session, topic, first, last)
+            note_changed(self._session, topic, final_hours(self._session, topic, first, last))
         elif is_of_this_world(first):
             self._changes.window(topic, first).is_touched = True
 
@@ -303,6 +332,7 @@ class LoadCounts:
         told_no_hours = (LoadRow.topic == state.topic, LoadRow.load >= changed, ~LoadRow.whole)
         if self._session.scalar(select(LoadRow.load).where(*told_no_hours).limit(1)) is not None:
             judge_again(self._session, state.topic)
+            note_changed(self._session, state.topic, final_hours(self._session, state.topic))
 
     def _judge_hours_of(self, topic: str, which: Any) -> None:
         hours = select(LoadHourRow.hour).distinct().where(LoadHourRow.topic == topic, which)

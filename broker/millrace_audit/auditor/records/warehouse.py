@@ -10,7 +10,14 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.records.batch import Changes, Entry, Place, Producers, RejectedRecords, storable
 from millrace_audit.auditor.records.gaps import note_counts_lost
-from millrace_audit.auditor.records.load_counts import LoadCounts, judge_again, judge_hour_again, state_of
+from millrace_audit.auditor.records.load_counts import (
+    LoadCounts,
+    final_hours,
+    judge_again,
+    judge_hour_again,
+    note_changed,
+    state_of,
+)
 from millrace_audit.auditor.store import HistoryRow, TierRow, TopicRow, VerifiedRow
 from millrace_audit.reports.counts import is_of_this_world
 from millrace_audit.reports.messages import (
@@ -109,8 +116,10 @@ class Warehouse:
         for hour in {hour for hour, _ in news}:
             if hour is None:
                 judge_again(self._session, topic)
+                note_changed(self._session, topic, final_hours(self._session, topic))
             else:
                 judge_hour_again(self._session, topic, hour)
+                note_changed(self._session, topic, [hour])
 
     def _table(self, table: TableCount, serial: int) -> None:
         unkeyed = None if table.unkeyed is None else {each.window: each.rows for each in table.unkeyed}

@@ -67,7 +67,8 @@ def completeness(session: Session, options: AuditOptions, topic: str, start: int
         (facts,) = topic_facts(session, options, Progress(session), [topic])
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
-        empty = _without_events(facts, [at for at in starts if at not in rows and at >= known.kept_from])
+        missing = [at for at in starts if at not in rows and at >= known.kept_from]
+        empty = _without_events(facts, missing, known.final_through)
         windows = [
             _judged(topic, rows[at], facts.now)
             if at in rows
@@ -126,7 +127,7 @@ _CURSOR = re.compile(r"(.*)\.([0-9]{1,18})")
 
 
 def changes(session: Session, topic: str, since: str) -> Changes:
-    """Return hours with a final verdict that changed after a cursor; all for another database's cursor."""
+    """Return hours whose verdict may have changed after a cursor; all for another database's cursor."""
     table, name = ChangedRow, session.scalar(select(DatabaseRow.name)) or ""
     cursor = _CURSOR.fullmatch(since)
     after = int(cursor[2]) if cursor is not None and cursor[1] == name else 0
@@ -146,10 +147,11 @@ def _judge(facts: WindowFacts) -> Window:
     return window_of(facts, judge(facts))
 
 
-def _without_events(facts: TopicFacts, starts: Iterable[int]) -> dict[int, Window]:
+def _without_events(facts: TopicFacts, starts: Iterable[int], through: int) -> dict[int, Window]:
     """Judge windows without events, once for all windows of an hour that have equal facts.
 
-    Commands name the hour, so windows of different hours are judged separately.
+    Commands name the hour, so windows of different hours are judged separately. No window is complete before
+    judging has stored that it is final, up to `through`: its first event then changes a final verdict.
     """
     judged: dict[tuple[int, str], Window] = {}
     windows = {}
@@ -157,7 +159,10 @@ def _without_events(facts: TopicFacts, starts: Iterable[int]) -> dict[int, Windo
         key = (start - start % HOUR_MS, facts.digest(start, None))
         if key not in judged:
             judged[key] = _judge(facts.of_window(start, None))
-        windows[start] = replace(judged[key], start=utc(start), end=utc(start + WINDOW_MS))
+        window = judged[key]
+        if window.verdict == Verdict.COMPLETE and start + WINDOW_MS > through:
+            window = _special(facts.topic, start, Special.BEING_JUDGED)
+        windows[start] = replace(window, start=utc(start), end=utc(start + WINDOW_MS))
     return windows
 
 
