@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from millrace_audit.answer import Verdict
+from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
@@ -18,6 +20,8 @@ HOUR = W - W % HOUR_MS
 EMPTY = W + 2 * WINDOW_MS
 """Window without events in the hour of the story's window."""
 NOBODY = SequenceCounts()
+SILENT = OPTIONS.hello_patience_ms + 60_000
+"""Time after which a killed producer is silent."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -127,4 +131,82 @@ def test_the_changes_name_hours_without_events_in_which_rejected_messages_may_be
     story.load(NOBODY, rejected=[RejectedMessages(EMPTY, NOW - WINDOW_MS, 5, 0, "no schema")])
     story.apply()
     assert story.completeness(HOUR + HOUR_MS).verdict == Verdict.INCOMPLETE
+    assert changed(story) == [HOUR, HOUR + HOUR_MS]
+
+
+# Windows that a producer opens again.
+
+
+def test_a_hello_opens_the_windows_that_it_has_not_closed_also_those_that_were_final(story: Story) -> None:
+    story.hello(2, closed=W, time=NOW)
+    story.count("dc1", found((0, 4), instance=2, window=EMPTY))
+    at(story, NOW + 60_000)
+    assert [story.verdict(W - WINDOW_MS), story.verdict(W)] == [Verdict.COMPLETE, Verdict.PENDING]
+    assert Judging(story.store, story.options).turn(math.inf) == 0, "open windows are not marked again"
+    assert changed(story) == [], "more reports may come"
+
+
+def test_the_changes_name_the_hours_that_a_killed_backfill_has_opened(story: Story) -> None:
+    story.hello(2, closed=EMPTY, time=NOW)
+    story.carry(found((0, 4), instance=2, window=NOW))
+    story.report(1, closed=NOW + SILENT, time=NOW + SILENT)
+    judging = Judging(story.store, story.options)
+    for time in (NOW, NOW + SILENT):
+        story.options = judging._options = replace(OPTIONS, clock_ms=lambda time=time: time)  # type: ignore[misc]
+        story.beats(time)
+        story.apply_only()
+        judging.turn(math.inf)
+    assert story.verdict(W) == Verdict.COMPLETE, "the backfill sends no events from before"
+    assert story.completeness(HOUR, 6).verdict == Verdict.UNKNOWN
+    assert changed(story) == [HOUR, HOUR + HOUR_MS], "their open windows have no row"
+    with story.store.reading() as session:
+        cursor = answers.changes(session, TOPIC, "").cursor
+    judging.turn(math.inf)
+    with story.store.reading() as session:
+        assert answers.changes(session, TOPIC, cursor).hours == [], "an hour is named once"
+
+
+def backfill(story: Story) -> None:
+    """Instance 2 opens the window, and is killed before it reports the window's events."""
+    story.hello(2, closed=W, time=NOW)
+    story.carry(found((0, 4), instance=2, window=EMPTY))
+    story.report(0, (0, 4), instance=2, window=EMPTY, closed=W, time=NOW)
+    story.report(1, closed=NOW + SILENT, time=NOW + SILENT)
+
+
+def test_the_same_records_give_the_same_verdicts_after_a_killed_backfill(
+    story: Story, stores: Callable[[str], AuditStore]
+) -> None:
+    backfill(story)
+    at(story, NOW + 60_000)
+    at(story, NOW + SILENT)
+    assert story.verdict() == Verdict.UNKNOWN
+    assert changed(story) == [HOUR, HOUR + HOUR_MS]
+    other = Story(AuditStore("sqlite://"), story.options)
+    other.partitions = story.partitions
+    assert other.apply().verdict() == Verdict.UNKNOWN
+    other.store.close()
+
+
+def test_the_hours_of_a_backfill_are_complete_again_when_it_has_closed_them(story: Story) -> None:
+    backfill(story)
+    at(story, NOW + 60_000)
+    story.report(1, instance=2)
+    at(story, NOW + 120_000)
+    assert story.completeness(HOUR, 6).verdict == Verdict.COMPLETE
+    assert changed(story) == []
+
+
+def test_a_report_that_withdraws_a_promise_opens_the_windows_that_were_final(story: Story) -> None:
+    story.report(1, closed=W, time=NOW)
+    at(story, NOW + 60_000)
+    assert [story.verdict(W - WINDOW_MS), story.verdict(W)] == [Verdict.COMPLETE, Verdict.PENDING]
+
+
+def test_a_missing_report_leaves_final_windows_with_events_and_the_changes_name_those_without(
+    story: Story,
+) -> None:
+    story.report(2, closed=NOW)
+    at(story, NOW + 60_000)
+    assert [story.verdict(W), story.verdict(EMPTY)] == [Verdict.COMPLETE, Verdict.UNKNOWN]
     assert changed(story) == [HOUR, HOUR + HOUR_MS]

@@ -26,13 +26,14 @@ from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.records.batch import NO_NAMES
 from millrace_audit.auditor.records.decisions import is_disowned, reason_of
 from millrace_audit.auditor.records.gaps import note_reports_lost
-from millrace_audit.auditor.records.load_counts import note_changed
+from millrace_audit.auditor.records.load_counts import final_hours, judge_again, note_changed
 from millrace_audit.auditor.records.progress import Progress
 from millrace_audit.auditor.store import AuditStore, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import reconcile
 from millrace_audit.auditor.verdict.evidence import Evidence, pairs
 from millrace_audit.auditor.verdict.facts import WindowFacts
 from millrace_audit.auditor.verdict.rules import Judged, judge, unreported_messages
+from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE
 from millrace_audit.reports.ranges import SequenceRanges
 
@@ -59,6 +60,8 @@ class Judging:
         """Topic at which the next turn begins."""
         self._below: dict[str, int] = {}
         """Topic -> window before which its windows are still to be judged."""
+        self._unknown_from: dict[str, int] = {}
+        """Topic -> `TopicFacts.unknown_from` of its last turn."""
         self.is_behind = False
         """True if the last turn has left windows to the next."""
 
@@ -84,16 +87,24 @@ class Judging:
 
         With the newest portion of a topic comes a portion of its older windows, so each turn advances both.
         """
-        until, judged, final = math.inf, 0, []
+        until, judged, final, unknown_from = math.inf, 0, [], dict[str, int]()
         with self._store.writing() as session:
             progress = Progress(session)
             _note_hellos(session, progress)
             note_reports_lost(session, progress)
+            rows = session.execute(select(TopicRow.topic, TopicRow.final_through))
+            through = {row.topic: row.final_through for row in rows}
             for facts in topic_facts(session, self._options, progress, [*queue]):
                 until = min(until, time.monotonic() + TRANSACTION_S)  # common facts are read by now
                 if facts.is_announced:
                     final.append({"name": facts.topic, "through": facts.final_through})
                 _doubt_table(session, facts)
+                if facts.opened_from < through.get(facts.topic, NOTHING):
+                    first = window_start(max(facts.opened_from, 0))
+                    judge_again(session, facts.topic, first, final_only=True)  # later turns find none to mark
+                if facts.unknown_from < self._unknown_from.get(facts.topic, FOR_EVER):
+                    note_changed(session, facts.topic, final_hours(session, facts.topic, facts.unknown_from))
+                unknown_from[facts.topic] = facts.unknown_from
                 judging = _TopicJudge(session, self._options, progress.heartbeats, facts, self._note_final)
                 below, older = queue.pop(facts.topic), self._below.pop(facts.topic, None)
                 changed, rest = judging.portion(below)
@@ -107,6 +118,7 @@ class Judging:
                     break
             if final:
                 session.connection().execute(_FINAL, final)
+        self._unknown_from |= unknown_from
         return judged
 
 

@@ -173,6 +173,15 @@ class TopicFacts:
         self.final_through = max(min((*applied, *closed), default=FOR_EVER), NOTHING)
         """Time (ms) up to which every window is final."""
 
+        awaited = [*zip(self._debts[False].debts, self._debts[False].closed, strict=True)]
+        # A missing report, or a producer that promises nothing, opens no final window with events.
+        opened = (debt.instance.closed_through for debt, _ in awaited)
+        self.opened_from = min((time for time in opened if time != NOTHING), default=FOR_EVER)
+        """Time (ms) from which windows are open for a producer, also those that were final."""
+        unknown = (time for debt, time in awaited if debt.state != DebtState.OPEN)
+        self.unknown_from = next(unknown, FOR_EVER)
+        """Time (ms) from which windows are unknown because of a silent producer or a missing report."""
+
     @property
     def live_through(self) -> int | None:
         """Time (ms) before which every row that reached the warehouse is in branch `live` of the table; None
