@@ -6,12 +6,14 @@ import re
 
 from millrace.errors import InvalidTopic
 
+MAX_NAME = 249
+
 
 def check_topic_name(name: str) -> None:
     """Raise InvalidTopic unless Kafka, too, would accept the name."""
-    if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
+    if not re.fullmatch(rf"[a-zA-Z0-9._-]{{1,{MAX_NAME}}}", name) or name in (".", ".."):
         raise InvalidTopic(
-            f"{name!r} is not a topic name: use 1 to 249 letters, digits, dots, underscores or hyphens"
+            f"{name!r} is not a topic name: use 1 to {MAX_NAME} letters, digits, dots, underscores or hyphens"
         )
 
 

@@ -22,9 +22,10 @@ from uuid import UUID
 from millrace import errors
 from millrace.client.runs import Run
 from millrace.config import BrokerConfig
-from millrace.records import check_produced
+from millrace.records import MAGIC, BatchHeader, check_produced
 from millrace.records.mirror_position import MirrorPosition
 from millrace.records.topic_partition import TopicPartition
+from millrace.topic_names import MAX_NAME
 from millrace.wire.fetch import FetchRequest
 from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.coordination.cluster import Cluster
@@ -39,6 +40,7 @@ from millrace_broker.partitions.standstill import Standstill
 from millrace_broker.partitions.topic_settings import InvalidTopicConfig, topic_log_config
 from millrace_broker.storage.log_directory import LogDirectory
 from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.refused import UnservedBatches
 from millrace_broker.storage.sides import BackgroundSide, LogView
 
 logger = logging.getLogger("millrace.broker")
@@ -96,6 +98,7 @@ class Broker:
         self.clock_check = ClockCheck(logs.clock, cluster)
         self._hosted = HostedPartitions()
         self._staged: dict[Partition, None] = {}
+        self._unserved = UnservedBatches(logs.clock, config.max_producer_ids // 4)
         self._applied: dict[str, TopicState] = {}
         """The topics with which the hosted partitions are in step."""
         self._stored = Notifier(mailbox)
@@ -381,6 +384,8 @@ class Broker:
         state = one.topic.partitions[one.key[1]]
         opened.is_replica = state.is_replicated
         one.opened = one.log = opened
+        for refused in self._unserved.of(*one.key, one.topic_id):
+            one.log.take_refused(refused)
         one.state, one.error = HostedState.OPEN, None  # last: other threads then take its log
         self._stored.notify()
         if state.is_replicated:
@@ -538,7 +543,11 @@ class Broker:
 
         Raises BrokerError for a refused batch. `batch` must not change until `end_of_turn`.
         """
-        partition = self.partition(topic, number)
+        try:
+            partition = self.partition(topic, number)
+        except errors.BrokerError as error:
+            self._note_refused(topic, number, batch, producing.principal, error)
+            raise
         if partition.mirrored:
             raise errors.PolicyViolation(f"{partition.name} mirrors another cluster's: produce there")
         header = check_produced(batch)
@@ -546,6 +555,20 @@ class Broker:
         if header.size > limit:
             raise errors.MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
         self.stage(partition, [batch], producing, index)
+
+    def _note_refused(
+        self, topic: str, number: int, batch: memoryview, principal: str, why: errors.BrokerError
+    ) -> None:
+        """Note a batch for a partition that is not served now: no later batch may be stored before it."""
+        header = BatchHeader.parse(batch)
+        if header is None or header.magic != MAGIC or header.producer_id < 0 or len(topic) > MAX_NAME:
+            return
+        hosted, state = self._hosted.get((topic, number)), self.cluster.topics.get(topic)
+        topic_id = None if state is None else state.topic_id
+        if hosted is not None and hosted.state is HostedState.OPEN and hosted.topic_id == topic_id:
+            hosted.log.note_refused([batch], [principal], why)  # which forgets it when it copies it
+        else:
+            self._unserved.note((topic, number, topic_id), header, principal, why)
 
     def open_to_producers(self, topic: str, number: int) -> Partition | None:
         """Return the partition if it is led here and accepts produced batches, else None.

@@ -360,9 +360,10 @@ class Partition:
             logger.exception("a bug after a flush of %s", self.name)
 
     def refuse_staged(self, why: BrokerError) -> None:
-        """Answer this turn's requests with an error, before a later one can be answered."""
+        """Answer this turn's requests with an error that may pass, before a later one can be answered."""
         staged, self._staged = self._staged, []
         for batches, producing, index in staged:
+            self.log.note_refused(batches, [producing.principal] * len(batches), why)
             self._notify(producing, index, [why] * len(batches))
 
     def refuse_waiting(self, why: BrokerError) -> None:

@@ -51,6 +51,7 @@ from millrace_broker.storage.log_start import remove_start, write_start
 from millrace_broker.storage.producer_state import ProducerLimit, ProducerState, ProducerStates
 from millrace_broker.storage.reading import Reader, first_with_max_timestamp, first_with_timestamp
 from millrace_broker.storage.recovery import Recovered, Scan, recover
+from millrace_broker.storage.refused import RefusedBatches
 from millrace_broker.storage.segment import (
     CutFailed,
     Files,
@@ -324,9 +325,15 @@ class PartitionLog:
         return bases
 
     def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
-        """Note produced batches that the partition refused before an append, for a temporary reason."""
-        with self._lock:
-            self._producers.note_refused(batches, principals, why)
+        """Note produced batches that the partition refused before an append, for a temporary reason.
+
+        Does not wait while a thread cuts the log.
+        """
+        self._producers.note_refused(batches, principals, why)
+
+    def take_refused(self, refused: RefusedBatches) -> None:
+        """Take over batches that were refused, for a temporary reason, before this log was opened."""
+        self._producers.take_refused(refused)
 
     def append_mirrored(
         self,

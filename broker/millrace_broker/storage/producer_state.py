@@ -8,10 +8,8 @@ Two rules are not Kafka's. Places are limited and shared among principals (`plac
 place of an id that was silent for `RETRIED_S`; if its principal holds half of the places, of an id of that
 principal. While there is no such id, the new id is refused: an id that may still retry is never forgotten.
 
-After a batch that was refused for a temporary reason, such as a full disk, the batches that the producer has
-in flight do not follow its last stored batch either. They are refused for the same reason until the first one
-comes again. OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch and send all its batches in
-flight again, to all partitions, so that they may be stored twice.
+After a batch that was refused for a temporary reason, such as a full disk, the later batches of its producer
+are refused for the same reason until the first one comes again (`refused.py`).
 
 While producers are few they are written into the checkpoint, else into a file of their own:
 
@@ -45,6 +43,7 @@ from millrace.records.compression import Buffer
 from millrace.records.runs import StampedBatch
 from millrace_broker.storage import sealed
 from millrace_broker.storage.places import Places, Principal
+from millrace_broker.storage.refused import MAX_SEQUENCE, RefusedBatches
 from millrace_broker.storage.segment import sync_directory
 
 logger = logging.getLogger("millrace.storage.producer_state")
@@ -57,9 +56,6 @@ RETRIED_S = 120.0
 SEEN_INTERVAL_S = 1.0
 """Seconds within which an id is noted as seen only once, because noting costs time for each batch."""
 EXPIRY_S = 24 * 3600.0
-REFUSED_S = 300.0
-"""Seconds for which a refused batch is awaited: after this time librdkafka begins a new epoch."""
-MAX_SEQUENCE = (1 << 31) - 1
 
 FILE_NAME = "producers"
 VERSION = 1
@@ -92,18 +88,6 @@ class ProducerState(NamedTuple):
     """The sender of the newest batch."""
 
 
-class RefusedBatch(NamedTuple):
-    """The first batch of a producer that was refused and has not come again."""
-
-    epoch: int
-    sequence: int
-    error: type[BrokerError]
-    reason: str
-    """The error's text. The error itself would keep the batch in memory with its traceback."""
-    at: float
-    principal: str
-
-
 StagedProducers: TypeAlias = dict[int, ProducerState]
 """Changes of one append, kept apart until its bytes are written."""
 
@@ -121,7 +105,7 @@ class ProducerLimit:
         self.copied = Places[tuple[ProducerStates, int]](max_producer_ids)
         """Places of producers that came with a log. They take no places of clients: other leaders admitted
         them."""
-        self.refused = Places[tuple[ProducerStates, int]](max_producer_ids // 4)
+        self.refused = Places[tuple[RefusedBatches, int]](max_producer_ids // 4)
         """Places of producers whose refused batch is awaited."""
         self.of_partition = max_producer_ids // 10
 
@@ -152,8 +136,7 @@ class ProducerStates:
         self._states: StagedProducers = {}
         """All producers that are remembered, the longest silent first."""
         self._places: Places[int] = Places(limit.of_partition)
-        self._refused: dict[int, RefusedBatch] = {}
-        """Producer id -> its first refused batch; in memory only."""
+        self._refused = RefusedBatches(clock, limit.refused)
         self._refusal_logged_at = -math.inf
         self._newest_end = -1
         """Log position after the newest batch of any producer."""
@@ -183,7 +166,7 @@ class ProducerStates:
         try:
             return self._find_duplicate(header, staged)
         except OutOfOrderSequence:
-            self._check_refused(header)
+            self._refused.check(header)
             raise
 
     def _find_duplicate(self, header: BatchHeader, staged: StagedProducers) -> SentBatch | None:
@@ -192,7 +175,7 @@ class ProducerStates:
             raise InvalidRecord(f"producer {header.producer_id} sent a batch without epoch or sequence")
         state = self._state(header.producer_id, staged)
         if state is None:
-            self._check_refused(header)
+            self._refused.check(header)
             return None
         if header.producer_epoch < state.epoch:
             raise InvalidProducerEpoch(
@@ -213,42 +196,18 @@ class ProducerStates:
             f"producer {header.producer_id} sent sequence {sequence}, next is {expected}"
         )
 
-    def _check_refused(self, header: BatchHeader) -> None:
-        """Refuse a batch while an earlier refused batch of its producer must come again first."""
-        first = self._refused.get(header.producer_id)
-        if first is None or first.epoch != header.producer_epoch or first.at + REFUSED_S < self._clock():
-            return
-        if _follows(header.base_sequence, first.sequence):
-            raise first.error(
-                f"sequence {first.sequence} of producer {header.producer_id} was refused and must come first:"
-                f" {first.reason}"
-            )
-
     def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
         """Note batches that were refused, for a temporary reason, before any part of them was written."""
         with self._limit.lock:
             for batch, principal in zip(batches, principals, strict=True):
-                self._note_refused(BatchHeader.of(batch), principal, why)
+                self._refused.note(BatchHeader.of(batch), principal, why)
 
-    def _note_refused(self, header: BatchHeader, principal: str, why: BrokerError) -> None:
-        id_, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
-        if id_ < 0 or sequence < 0:
-            return
-        first, places = self._refused.get(id_), self._limit.refused
-        if first is not None:
-            self._drop_refused(id_)
-            if first.epoch == epoch and _follows(sequence, first.sequence):
-                sequence = first.sequence
-        while (oldest := places.in_the_way(principal)) is not None:
-            (states, other), _ = oldest
-            states._drop_refused(other)
-        self._refused[id_] = RefusedBatch(
-            epoch, sequence, type(why), str(why), now := self._clock(), principal
-        )
-        places.put((self, id_), principal, now)
-
-    def _drop_refused(self, producer_id: int) -> None:
-        self._limit.refused.drop((self, producer_id), self._refused.pop(producer_id).principal)
+    def take_refused(self, refused: RefusedBatches) -> None:
+        """Move the batches of `refused`, which were refused while the log was not open, into this memory."""
+        with self._limit.lock:
+            self._refused.take(refused)
+            for producer_id in self._states.keys() & self._refused.first.keys():
+                self._note_stored(producer_id, self._states[producer_id])
 
     def admit(self, header: BatchHeader, principal: str, staged: StagedProducers) -> None:
         """Give the producer of a batch about to be staged a place, or keep its place. `abandon` undoes this.
@@ -265,7 +224,7 @@ class ProducerStates:
                 try:
                     self._make_room(principal, now)
                 except TooManyProducers as error:
-                    self._note_refused(header, principal, error)
+                    self._refused.note(header, principal, error)
                     raise
             elif not is_same:
                 self._drop(producer_id, known.principal)
@@ -355,19 +314,17 @@ class ProducerStates:
         """Make the staged changes of a written append effective."""
         if not staged:
             return
-        states = self._states
+        states, refused = self._states, self._refused.first
         with self._limit.lock:
             for producer_id, state in staged.items():
                 states.pop(producer_id, None)
                 states[producer_id] = state
                 self._newest_end = max(self._newest_end, state.batches[-1].end)
-                if producer_id in self._refused:
-                    self._forget_refused(producer_id, state)
+                if producer_id in refused:
+                    self._note_stored(producer_id, state)
 
-    def _forget_refused(self, producer_id: int, state: ProducerState) -> None:
-        first = self._refused[producer_id]
-        if state.epoch > first.epoch or _follows(state.batches[-1].next_sequence, first.sequence):
-            self._drop_refused(producer_id)
+    def _note_stored(self, producer_id: int, state: ProducerState) -> None:
+        self._refused.stored(producer_id, state.epoch, state.batches[-1].next_sequence)
 
     def forget(self, producer_id: int) -> None:
         """Forget a producer; called with the lock held."""
@@ -419,8 +376,7 @@ class ProducerStates:
         """Forget everything: the log is no longer used."""
         self.clear()
         with self._limit.lock:
-            for producer_id in list(self._refused):
-                self._drop_refused(producer_id)
+            self._refused.clear()
 
     def save(self, flushed: int, rolled_at: int, *, closing: bool) -> list[Any] | int:
         """Return the checkpoint's entry for the producers; write their file first if that is due.
@@ -481,8 +437,3 @@ class ProducerStates:
             sent = tuple(SentBatch(*batch) for batch in batches if batch[-1] <= end)
             if sent:
                 self._restore(producer_id, ProducerState(epoch, sent, seen_at))
-
-
-def _follows(sequence: int, other: int) -> bool:
-    """Return True if `sequence` follows `other`. Sequences wrap to zero after MAX_SEQUENCE."""
-    return 0 < (sequence - other) & MAX_SEQUENCE <= MAX_SEQUENCE // 2

@@ -18,6 +18,7 @@ from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_broker.storage.epochs import EpochMap
 from millrace_broker.storage.producer_state import ProducerState
+from millrace_broker.storage.refused import RefusedBatches
 from millrace_broker.storage.segment import Files, Segment, TimeRange
 from millrace_broker.storage.state import LogState
 
@@ -75,6 +76,7 @@ class LoopSide(LogView, Protocol):
     def note_refused(
         self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError
     ) -> None: ...
+    def take_refused(self, refused: RefusedBatches) -> None: ...
     def append_mirrored(
         self,
         origin: Origin,

@@ -18,6 +18,7 @@ from millrace_broker.partitions.flush import Outcome
 from millrace_broker.partitions.partition import SMALL_FLUSH_BYTES, Outcomes, Partition
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.sides import FlushSide
+from tests.unit.storage.logs import batch
 
 FLUSH_S = 0.1
 
@@ -118,6 +119,20 @@ def clocked(tmp_path: Path) -> Iterator[Clocked]:
     made = Clocked(tmp_path / "t-0")
     yield made
     made.log.close()
+
+
+def test_a_batch_that_is_refused_as_its_partition_goes_must_come_first_if_it_is_led_here_again(
+    clocked: Clocked,
+) -> None:
+    first, second, again = ([memoryview(batch(1, producer=9, sequence=sequence))] for sequence in (0, 1, 0))
+    clocked.partition.stage(first, Waiting())
+    clocked.partition.close(NotLeader("another broker leads it"))
+    clocked.partition = clocked.led()
+    waiting = [Waiting(acks_all=False), Waiting(acks_all=False)]
+    clocked.partition.stage(second, waiting[0])
+    clocked.partition.stage(again, waiting[1])
+    clocked.partition.write()
+    assert [type(outcome) for one in waiting for outcome in one.outcomes] == [NotLeader, int]
 
 
 def test_what_nobody_waits_for_is_flushed_when_its_time_has_come(clocked: Clocked) -> None:

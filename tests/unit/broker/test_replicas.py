@@ -16,6 +16,7 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import (
+    BrokerError,
     ErrorCode,
     LeaderNotAvailable,
     MillraceError,
@@ -54,7 +55,7 @@ from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.segment import CutFailed, Segment
 from tests.support import WAIT_S
 from tests.unit.broker.asking import ask
-from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running, fail_once
+from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Outcome, Running, fail_once
 from tests.unit.storage.logs import ORIGIN, batch, batches_at, log_files, origin_batches, position
 
 OURS, THEIRS = "a" * 16, "b" * 16
@@ -167,6 +168,33 @@ def test_a_new_leader_serves_once_its_replicas_in_sync_have_what_it_began_with(b
         return ("t", 0) in running.broker.partitions
 
     running.until("it serves", serves)
+
+
+def sent(running: Running, sequence: int, producer: int = 9) -> int:
+    """Produce a batch of an idempotent producer; 0, or the code of the error."""
+    outcome = Outcome()
+    data = memoryview(batch(1, producer=producer, sequence=sequence))
+    try:
+        running.broker.produce("t", 0, data, outcome, 0)
+    except BrokerError as error:
+        return int(error.code)
+    running.until("the answer", lambda: outcome.heard)
+    (heard,) = outcome.heard
+    return int(heard.code) if isinstance(heard, BrokerError) else 0
+
+
+def test_a_new_leader_stores_no_batch_before_an_earlier_one_that_came_before_it_served(begin: Begin) -> None:
+    running, _, other = begin(lag_ms=60_000)
+    running.until("it leads", lambda: running.broker.replicas.numbers().roles["leading"])
+    assert sent(running, 0) == ErrorCode.LEADER_NOT_AVAILABLE
+
+    def serves() -> bool:
+        other.fetch(1, 0, flushed=0)
+        return ("t", 0) in running.broker.partitions
+
+    running.until("it serves", serves)
+    assert sent(running, 1) == ErrorCode.LEADER_NOT_AVAILABLE
+    assert [sent(running, 0), sent(running, 1)] == [0, 0]
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -426,6 +454,7 @@ def test_who_cannot_write_that_it_gives_way_serves_until_it_can(
     monkeypatch.setattr(replicas, "PREFER_AFTER_LAGS", 0)
     running, cluster, other = serving(begin, lag_ms=100_000)
     other.fetch(1, 0, flushed=0)
+    assert sent(running, 0) == 0
     write = cluster.change_topic
 
     def change_topic(name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
@@ -436,10 +465,10 @@ def test_who_cannot_write_that_it_gives_way_serves_until_it_can(
     running.turn()
     running.turn()
     assert ("t", 0) not in running.broker.partitions
+    assert [sent(running, 1), sent(running, 0, producer=10)] == [ErrorCode.LEADER_NOT_AVAILABLE] * 2
     running.until("it is served again", lambda: ("t", 0) in running.broker.partitions)
-    taken = running.produce()
-    running.until("it takes writes", lambda: taken.heard)
-    assert taken.base_offset == 0
+    assert [sent(running, 2), sent(running, 1, producer=10)] == [ErrorCode.LEADER_NOT_AVAILABLE] * 2
+    assert [sent(running, 1), sent(running, 0, producer=10)] == [0, 0]
     cluster.change_topic = write  # type: ignore[method-assign]
     running.until("nobody leads", lambda: cluster.state.leader == NO_LEADER)
 

@@ -20,11 +20,11 @@ from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.producer_state import (
     EXPIRY_S,
     FILE_NAME,
-    MAX_SEQUENCE,
     ProducerLimit,
     ProducerStates,
     StagedProducers,
 )
+from millrace_broker.storage.refused import MAX_SEQUENCE
 from tests.unit.storage.logs import (
     PRINCIPAL,
     Appended,

@@ -24,8 +24,9 @@ from millrace.records.compression import Buffer, Codec
 from millrace_broker.storage import landmarks, segment
 from millrace_broker.storage.copying import whole_entries
 from millrace_broker.storage.partition_log import PartitionLog
-from millrace_broker.storage.producer_state import EXPIRY_S, MAX_SEQUENCE
+from millrace_broker.storage.producer_state import EXPIRY_S
 from millrace_broker.storage.recovery import Scan
+from millrace_broker.storage.refused import MAX_SEQUENCE
 from millrace_broker.storage.segment import Segment
 from tests.unit.storage.logs import (
     ORIGIN,
@@ -137,7 +138,7 @@ def traces(log: PartitionLog) -> dict[str, Any]:
             for places in (log._producers._places, log._producers._limit.places)
             for name, ids in [("all", places._all), *places._of.items()]
         ],
-        "refusals": (log._refused_at, shown(log, log.refusal), shown(log, log._producers._refused)),
+        "refusals": (log._refused_at, shown(log, log.refusal), shown(log, log._producers._refused.first)),
         "start": (log.log_start_offset, log.counts),
     }
 

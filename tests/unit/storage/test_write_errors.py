@@ -15,7 +15,7 @@ from millrace.config import LogConfig
 from millrace.errors import ErrorCode, StorageError
 from millrace_broker.storage.checkpoint import Checkpoint
 from millrace_broker.storage.partition_log import PartitionLog
-from millrace_broker.storage.producer_state import MAX_SEQUENCE, REFUSED_S
+from millrace_broker.storage.refused import MAX_SEQUENCE, REFUSED_S
 from millrace_broker.storage.segment import CutFailed, Segment
 from tests.unit.storage.logs import (
     ORIGIN,
