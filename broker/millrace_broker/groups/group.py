@@ -15,7 +15,7 @@ offsets, and does not look into what members send and leaders assign.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from millrace.config import BrokerConfig
@@ -43,14 +43,25 @@ class State(StrEnum):
 class Group:
     """The state machine of one group. Callbacks answer requests, at once or when the group is ready."""
 
-    def __init__(self, name: str, config: BrokerConfig, mailbox: Mailbox, memory: Memory) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: BrokerConfig,
+        mailbox: Mailbox,
+        memory: Memory,
+        notice_standstill: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `notice_standstill` before the end of a time changes anything: it may set `is_doubtful`."""
         self.name = name
         self.state = State.EMPTY
         self.generation = 0  # until it has had members
         self.members = Members(memory)
+        self.is_doubtful = False
+        """True after the broker stood still, until it knows whether another broker coordinates the group."""
+        self._notice_standstill = notice_standstill
         self._config, self._mailbox, self._memory = config, mailbox, memory
         self._protocol = ""
-        self._phase = Deadline(mailbox, self._phase_over)
+        self._phase = Deadline(mailbox, self._phase_over, self._stands_still)
         self._gathering_until: float | None = None  # set while an empty group waits for more members
         self._newcomers = False  # since the gathering was last prolonged
         self._unsynced: set[str] = set()  # members that have not asked for this generation's assignment yet
@@ -89,6 +100,17 @@ class Group:
         self._phase.cancel()
         self.members.clear(code)
         self._memory.add(-GROUP_BYTES)
+
+    def _stands_still(self) -> bool:
+        """Return True while no member may be removed, and none answered, because the group is doubtful."""
+        self._notice_standstill()
+        return self.is_doubtful
+
+    def trust(self) -> None:
+        """Go on after a standstill: every session, and every other time that was set, begins again."""
+        self.is_doubtful = False
+        self._phase.restart()
+        self.members.restart_times()
 
     # Requests of members
 
@@ -249,7 +271,7 @@ class Group:
         elif len(self.members) + self.members.expected >= self._config.group_max_size:
             answer(messages.JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif needs_id:
-            deadline = Deadline(self._mailbox, lambda: self._expect_no_longer(member_id))
+            deadline = Deadline(self._mailbox, lambda: self._expect_no_longer(member_id), self._stands_still)
             deadline.set(request.session_timeout / 1000)
             self.members.expect(member_id, deadline)
             code = ErrorCode.MEMBER_ID_REQUIRED
@@ -280,7 +302,7 @@ class Group:
         self._rejoin(member, request, answer)
 
     def _new_member(self, member_id: str, request: messages.JoinGroupRequest, client: ClientName) -> Member:
-        session = Deadline(self._mailbox, lambda: self._session_over(member_id))
+        session = Deadline(self._mailbox, lambda: self._session_over(member_id), self._stands_still)
         instance_id = request.group_instance_id
         member = Member(member_id=member_id, instance_id=instance_id, client=client, session=session)
         member.update(request)

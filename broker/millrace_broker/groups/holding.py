@@ -80,8 +80,6 @@ class CoordinatedGroup:
     used_at: float
     unsure: bool = False
     """True if ZooKeeper was unreachable: another broker may have become the coordinator."""
-    doubtful: bool = False
-    """True after this broker stood still: no client is answered before the coordinator is known."""
     waiting: deque[Waiting[CoordinatedGroup]] = field(default_factory=deque)
     """Clients that ask while the group is doubtful, oldest first."""
 
@@ -94,18 +92,18 @@ class CoordinatedGroup:
         """True if the group has committed offsets, and has had no members here."""
         return self.group.generation == 0 and self.commits.has_written
 
+    @property
+    def doubtful(self) -> bool:
+        return self.group.is_doubtful
+
     def doubt(self) -> None:
         """Answer no client for now. Heartbeats are not answered meanwhile, so no session ends."""
-        self.doubtful = True
-        for member in self.group.members:
-            member.session.cancel()
+        self.group.is_doubtful = True
 
     def trust(self) -> None:
         """Answer the clients that wait: no other broker has coordinated the group."""
         if self.doubtful:
-            for member in self.group.members:
-                member.alive()
-        self.doubtful = False
+            self.group.trust()
         all_waiting, self.waiting = self.waiting, deque()
         for waiting in all_waiting:
             waiting.settle(self)
@@ -238,7 +236,7 @@ class GroupOwnership:
         raise NotCoordinator(f"group {name!r} is deleted again and again")
 
     def _coordinate(self, name: str, fence: Fence) -> CoordinatedGroup:
-        group = Group(name, self._config, self._mailbox, self._memory)
+        group = Group(name, self._config, self._mailbox, self._memory, self._notice_standstill)
         fenced = partial(self._fenced, name, group)
         commits = Commits(
             name, self._cluster, self._registry, fence, self.work, self._mailbox, self._memory, fenced
@@ -293,7 +291,7 @@ class GroupOwnership:
                 held.trust()
 
     def _sweep(self) -> None:
-        self._notice_standstill()  # before sessions end that began before it
+        self._notice_standstill()
         self._make_sure()
         now, long_idle_s = self._mailbox.now(), self._long_idle_s
         idle = [

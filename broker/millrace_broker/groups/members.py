@@ -206,6 +206,13 @@ class Members:
         for member in self:
             self.remove(member, code)
 
+    def restart_times(self) -> None:
+        """Begin the members' sessions, and the times of the expected ids, again."""
+        for member in self:
+            member.alive()
+        for deadline in self._expected.values():
+            deadline.restart()
+
     # Ids that were given out, with which members must come back
 
     @property

@@ -13,24 +13,40 @@ MAX_BYTES = 64 << 20
 class Deadline:
     """Calls `passed` on the loop once its time is over; not set at first.
 
+    If `stands_still` returns True then, nothing is called until `restart` has begun the whole time again.
+
     A heartbeat comes far more often than a session runs out, so moving a deadline later sets no new timer:
     the running timer checks, when it is due, whether time is left.
     """
 
-    __slots__ = ("_at", "_mailbox", "_passed", "_timer", "_timer_at")
+    __slots__ = ("_at", "_mailbox", "_passed", "_seconds", "_stands_still", "_timer", "_timer_at")
 
-    def __init__(self, mailbox: Mailbox, passed: Callable[[], object]) -> None:
-        self._mailbox, self._passed = mailbox, passed
+    def __init__(
+        self, mailbox: Mailbox, passed: Callable[[], object], stands_still: Callable[[], bool]
+    ) -> None:
+        self._mailbox, self._passed, self._stands_still = mailbox, passed, stands_still
+        self._seconds: float | None = None
+        """The whole time; None while the deadline is not set."""
         self._at = self._timer_at = 0.0
         self._timer: Timer | None = None
 
     def set(self, seconds: float) -> None:
+        self._seconds = seconds
         self._at = self._mailbox.now() + seconds
         if self._timer is None or self._timer_at > self._at:
-            self.cancel()
+            self._stop()
             self._arm(seconds)
 
+    def restart(self) -> None:
+        """Begin the whole time again, if the deadline is set."""
+        if self._seconds is not None:
+            self.set(self._seconds)
+
     def cancel(self) -> None:
+        self._seconds = None
+        self._stop()
+
+    def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -44,7 +60,8 @@ class Deadline:
         left = self._at - self._mailbox.now()
         if left > 0:
             self._arm(left)
-        else:
+        elif not self._stands_still():
+            self._seconds = None
             self._passed()
 
 

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from millrace.errors import ErrorCode
-from millrace.wire.group_messages import LeaveGroupRequest
+from millrace.wire.group_messages import JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest
 from millrace_broker.coordination.groups import GroupKind, StreamsMember
-from millrace_broker.groups import Group, State, holding
+from millrace_broker.groups import ClientName, Group, State, holding
 from millrace_broker.groups.holding import FIRST_TIDY_S, IDLE_S, LONG_IDLE_S, SWEEP_S, TIDY_S, coordinator_of
 from millrace_broker.groups.work import MAX_QUEUED, WAIT_S
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, logged_bugs, name_for
@@ -514,6 +514,52 @@ def test_a_standstill_longer_than_their_sessions_does_not_cost_a_groups_members_
     assert group.heartbeat(*identity) is NONE
     one.passes(SESSION_S + 1)
     assert not len(group.members), "a session ends as ever"
+
+
+def asks_to_join(group: Group, member_id: str = "", *, needs_id: bool = False) -> list[JoinGroupResponse]:
+    """Send a JoinGroup of a member; return the list that gets its answer."""
+    heard: list[JoinGroupResponse] = []
+    request = JoinGroupRequest(
+        group_id=MINE,
+        session_timeout=int(SESSION_S * 1000),
+        member_id=member_id,
+        protocol_type="consumer",
+        protocols=(JoinGroupRequest.Protocol(name="range", metadata=b""),),
+    )
+    group.join(request, ClientName("c", "/h"), heard.append, needs_id=needs_id)
+    return heard
+
+
+@pytest.mark.parametrize("before_s", [SWEEP_S / 4, SESSION_S / 2], ids=["due before a sweep", "due later"])
+def test_after_a_standstill_no_time_of_a_rebalance_ends_before_the_coordinator_is_known(
+    one: Broker, registry: MemoryRegistry, before_s: float
+) -> None:
+    """The rebalance has `before_s` left when the broker stands still."""
+    group, member = one.stable(MINE)
+    one.passes(SWEEP_S / 4)
+    (promised,) = asks_to_join(group, needs_id=True)
+    new = asks_to_join(group)
+    heartbeat = member["member_id"], None, member["generation_id_or_member_epoch"]
+    while one.now < 100 + SWEEP_S / 4 + SESSION_S - before_s:
+        one.passes(0.5)
+        group.heartbeat(*heartbeat)
+    registry.away = True
+    one.standstills += 1
+    one.now += before_s + 0.2
+    one.mailbox.run()
+    assert (new, len(group.members), group.members.expected) == ([], 2, 1)
+    one.passes(2 * SESSION_S)  # for which ZooKeeper is away, too
+    one.until("no question is under way", lambda: one.groups._work.room == MAX_QUEUED)
+    registry.away = False
+    one.passes(SWEEP_S)
+    assert one.use(MINE) is group
+    one.passes(SESSION_S - 2 * SWEEP_S)
+    assert group.heartbeat(*heartbeat) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert (new, len(group.members), group.members.expected) == ([], 2, 1)
+    one.passes(3 * SWEEP_S)
+    assert group.members.expected == 0
+    assert [answer.generation_id for answer in new] == [2], "the rebalance ends without the missing member"
+    assert asks_to_join(group, promised.member_id)[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_who_has_waited_too_long_for_a_group_is_forgotten(one: Broker, registry: MemoryRegistry) -> None:
