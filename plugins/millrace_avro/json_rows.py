@@ -8,7 +8,8 @@
     float, double                        a number
     timestamp-*, time-*                  a whole number in the type's unit
     timestamp-*, local-timestamp-*       text of ISO 8601 if the type has `"millrace.json": "iso"`; without a
-                                         zone it is UTC, and a local timestamp has no zone
+                                         zone it is UTC, and a local timestamp has no zone; digits after the
+                                         microseconds are cut
     date                                 "YYYY-MM-DD"
     decimal                              a number, or a number as text, with at most `scale` decimal places
     bytes, fixed                         base64; a fixed with uuid: the UUID as text
@@ -27,10 +28,11 @@ import datetime
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
+from string import digits
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -58,6 +60,9 @@ _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 _WITH_PATH = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _QUOTED = re.compile(r"Invalid enum value .*", re.DOTALL)
 """msgspec's only error that quotes a value."""
+_NULL = msgspec.Raw(b"null")
+_NUMBER = re.compile(rb'"?([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,9})?)"?')
+"""A number, or a number as text."""
 _LONG = resolution.Scale(-(1 << 63), (1 << 63) - 1, 1)
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
@@ -136,8 +141,8 @@ class JsonDecoder:
     def _decode_part(self, values: Sequence[bytes], rows: Sequence[int], faults: Faults) -> list[pa.Array]:
         """Return the columns of the rows without a fault.
 
-        Rows are decoded one by one only if a message is broken, and become columns one by one, which takes
-        longer, only if a column cannot hold a value.
+        Rows are decoded one by one only if a message is broken. A column is tried in halves,
+        which takes longer, only if it cannot hold a value.
         """
         try:
             return self._arrays(list(map(self._decode, map(values.__getitem__, rows))))
@@ -146,7 +151,7 @@ class JsonDecoder:
         try:
             return self._arrays([*decoded.values()])
         except _BROKEN:
-            return self._arrays([each for row, each in decoded.items() if self._fits(each, row, faults)])
+            return self._arrays(self._fitting(decoded, faults))
 
     def _decoded(
         self, values: Sequence[bytes], rows: Sequence[int], faults: Faults
@@ -157,13 +162,12 @@ class JsonDecoder:
             except _BROKEN as error:
                 faults.mark(np.array([row]), _reason(error))
 
-    def _fits(self, decoded: Any, row: int, faults: Faults) -> bool:
-        try:
-            self._arrays([decoded])
-        except _BROKEN as error:
-            faults.mark(np.array([row]), _reason(error))
-            return False
-        return True
+    def _fitting(self, decoded: Mapping[int, Any], faults: Faults) -> Values:
+        """Return the objects whose values the columns can hold."""
+        for number, column in enumerate(self._columns):
+            values = {row: getattr(decoded[row], f"f{number}") for row in decoded.keys() - faults.reasons}
+            _mark_misfits(column, [*values.items()], faults)
+        return [each for row, each in decoded.items() if row not in faults.reasons]
 
     def _arrays(self, rows: Values) -> list[pa.Array]:
         return _arrays(self._columns, rows)
@@ -188,6 +192,19 @@ def _cut(buffer: PaddedBuffer, start: Longs, end: Longs) -> list[bytes]:
 
 def _joined(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
     return parts[0] if len(parts) == 1 else [pa.concat_arrays(c) for c in zip(*parts, strict=True)]
+
+
+def _mark_misfits(column: _Column, values: Sequence[tuple[int, Any]], faults: Faults) -> None:
+    """Mark the rows whose values the column cannot hold. Halves are faster than single values."""
+    try:
+        column([value for _, value in values])
+    except _BROKEN as error:
+        if len(values) == 1:
+            faults.mark(np.array([values[0][0]]), _reason(error))
+            return
+        middle = len(values) // 2
+        _mark_misfits(column, values[:middle], faults)
+        _mark_misfits(column, values[middle:], faults)
 
 
 def _reason(error: BaseException) -> str:
@@ -291,7 +308,11 @@ def _form(node: avro.Node, path: str) -> _Form:
         return _map(node, path)
     if isinstance(node, avro.Union) and node.is_optional:
         form = _form(node.members[0] if node.members else avro.NULL, path)
-        return _Form(form.type | None, form.array) if avro.NULL in node.branches else form
+        if avro.NULL not in node.branches:
+            return form
+        if form.type is msgspec.Raw:  # msgspec decodes no Raw in a union
+            return _Form(form.type, lambda values: form.array([None if v == _NULL else v for v in values]))
+        return _Form(form.type | None, form.array)
     what = "a union of several types" if isinstance(node, avro.Union) else "a record inside itself"
     raise SchemaError(f"{path}: {what} has no form in JSON")
 
@@ -366,14 +387,20 @@ def _plain(node: avro.Plain, path: str) -> _Form:
     if node.json_form == "iso" and pa.types.is_timestamp(type_):
         return _iso(node, path)
     if node.json_form == "text" and node.kind == "string":
-        return _Form(Any, lambda values: pa.array(list(map(_text, values)), type_))
+        return _Form(msgspec.Raw, lambda values: pa.array(list(map(_text, values)), type_))
     if node.kind in ("int", "long"):
         return _whole_number(node)
     return _Form(_SIMPLE[node.kind], lambda values: pa.array(values, type_))
 
 
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
+def _text(value: msgspec.Raw | None) -> str | None:
+    """Return text, or the JSON of another value without its spaces. A Python number would lose digits."""
+    if value is None or value == _NULL:
+        return None
+    written = bytes(value)
+    if written.startswith(b'"'):
+        return msgspec.json.decode(written, type=str)
+    return msgspec.json.format(written, indent=-1).decode()
 
 
 def _fixed(node: avro.Fixed) -> _Form:
@@ -400,9 +427,13 @@ def _whole_number(node: avro.Leaf) -> _Form:
 def _iso(node: avro.Leaf, path: str) -> _Form:
     type_, scale = arrow_type(node), resolution.SCALES["timestamp-micros"]
     read = datetime.datetime if type_.tz else Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+    times_type: Any = list[read | None]  # type: ignore[valid-type]
 
     def array(values: Values) -> pa.Array:
-        times = pa.array(values, type_)
+        try:
+            times = pa.array(msgspec.convert(list(map(_micros, values)), times_type), type_)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{path}: {_reason(error).partition(': ')[2]}") from None
         span = pc.min_max(times.view(pa.int64()))
         if span["min"].is_valid and (
             span["min"].as_py() < scale.smallest or span["max"].as_py() > scale.largest
@@ -410,26 +441,30 @@ def _iso(node: avro.Leaf, path: str) -> _Form:
             raise ValueError(f"{path}: out of range for {node.logical}")
         return times
 
-    return _Form(read, array)
+    return _Form(str, array)
+
+
+def _micros(text: str | None) -> str | None:
+    """Cut a second's digits after the sixth: msgspec would round them, perhaps up to the next hour."""
+    return text[:26] + text[26:].lstrip(digits) if text and text[20:27].isdigit() else text
 
 
 def _decimal(node: avro.Plain, path: str) -> _Form:
     type_ = arrow_type(node)
 
     def array(values: Values) -> pa.Array:
-        for value in values:
-            if value is not None:
-                _check_decimal(node, value, path)
-        return pa.array(values, type_)
+        return pa.array([None if value is None else _number(node, value, path) for value in values], type_)
 
-    return _Form(Decimal, array)
+    return _Form(msgspec.Raw, array)
 
 
-def _check_decimal(node: avro.Plain, value: Decimal, path: str) -> None:
-    exponent = value.as_tuple().exponent
-    if not isinstance(exponent, int):
+def _number(node: avro.Plain, value: msgspec.Raw, path: str) -> Decimal:
+    found = _NUMBER.fullmatch(value)
+    if found is None:
         raise ValueError(f"{path}: not a number")
-    if -exponent > node.scale:
+    number = Decimal(found[1].decode())
+    if -int(number.as_tuple().exponent) > node.scale:
         raise ValueError(f"{path}: a decimal of more than {node.scale} decimal places")
-    if value and value.adjusted() >= node.precision - node.scale:
+    if number and number.adjusted() >= node.precision - node.scale:
         raise ValueError(f"{path}: a decimal of more than {node.precision} digits")
+    return number

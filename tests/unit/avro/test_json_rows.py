@@ -80,6 +80,9 @@ MONEY = logical("bytes", "decimal", precision=4, scale=2)
         (logical("int", "date"), "2026-11-27", date(2026, 11, 27)),
         (MONEY, "1.10", Decimal("1.10")),
         (MONEY, -12, Decimal("-12.00")),
+        (MONEY, "+.5e1", Decimal("5.00")),
+        (["null", MONEY], None, None),
+        ({"type": "array", "items": ["null", MONEY]}, [None, "1"], [None, Decimal("1.00")]),
         ("bytes", "aGk=", b"hi"),
         (FIXED, "aGk=", b"hi"),
         ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
@@ -109,7 +112,7 @@ def test_each_type_has_its_form_in_json(type_: Any, value: Any, column: Any) -> 
         ("float", 1e39, "a: Expected float <= 3.4028234663852886e+38"),
         (logical("long", "timestamp-millis"), "2026-11-27T13:00:00Z", "a: Expected int, got string"),
         (logical("long", "timestamp-millis"), 1 << 60, "a: Expected int <= 253402300799999"),
-        (logical("long", "timestamp-millis", **ISO), 5, "a: Expected datetime, got int"),
+        (logical("long", "timestamp-millis", **ISO), 5, "a: Expected string, got int"),
         (logical("long", "timestamp-millis", **ISO), "secret", "a: Invalid RFC3339 encoded datetime"),
         (
             logical("long", "timestamp-millis", **ISO),
@@ -125,6 +128,14 @@ def test_each_type_has_its_form_in_json(type_: Any, value: Any, column: Any) -> 
         (MONEY, "1.105", "a: a decimal of more than 2 decimal places"),
         (MONEY, 100, "a: a decimal of more than 4 digits"),
         (MONEY, "NaN", "a: not a number"),
+        (MONEY, "1_0", "a: not a number"),
+        (MONEY, " 1.5 ", "a: not a number"),
+        (MONEY, "٣", "a: not a number"),
+        (MONEY, "", "a: not a number"),
+        (MONEY, "1e99999999999999999999", "a: not a number"),
+        (MONEY, True, "a: not a number"),
+        (MONEY, None, "a: not a number"),
+        (["null", MONEY], [], "a: not a number"),
         (MONEY, "1e999999", "a: a decimal of more than 4 digits"),
         ("bytes", "secret!", "a: Invalid base64 encoded string"),
         (FIXED, "aGkh", "a: Expected bytes of length <= 2"),
@@ -142,6 +153,47 @@ def test_a_value_of_another_type_is_rejected_with_its_path_and_is_not_quoted(
     schema = schema_of(type_)
     rows, reasons = decoded(schema, a(value))
     assert (rows, reasons) == ([], {0: reason})
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("12345678901234.123456789", "12345678901234.123456789"),
+        ("79228162514264337593543950335.5", "79228162514264337593543950335.5"),
+        ('{"amount": [9007199254740993.0, 1E400]}', '{"amount":[9007199254740993.0,1E400]}'),
+        ("1" * 5_000, "1" * 5_000),
+        ('{"é": "\\u00e9"}', '{"é":"\\u00e9"}'),
+        ('"\\u00e9 \\"x\\""', 'é "x"'),
+        ('"null"', "null"),
+        ("null", None),
+        ("true", "true"),
+    ],
+)
+def test_json_as_text_keeps_every_digit_of_its_numbers(written: str, text: str | None) -> None:
+    as_text = {"type": "string", "millrace.json": "text"}
+    value = f'{{"a": {written} }}'.encode()
+    for type_ in (as_text, ["null", as_text]):
+        assert decoded(schema_of(type_), value) == ([{"a": text}], {})
+    items = {"type": "array", "items": ["null", as_text]}
+    assert decoded(schema_of(items), b'{"a":[%s]}' % written.encode()) == ([{"a": [text]}], {})
+    assert decoded(schema_of(as_text, default="x"), value, b"{}") == ([{"a": text}, {"a": "x"}], {})
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize(
+    ("fraction", "micros"),
+    [(".9999999", 999_999), (".1234567", 123_456), (".999999999999", 999_999), (".5", 500_000), ("", 0)],
+)
+def test_more_than_six_digits_of_a_second_are_cut_so_that_no_time_moves_into_the_next_hour(
+    fraction: str, micros: int, local: bool
+) -> None:
+    type_ = logical("long", f"{'local-' * local}timestamp-micros", **ISO)
+    for year in (1901, 2026):
+        time = datetime(year, 11, 27, 13, 59, 59, micros, None if local else UTC)
+        written = f"{year}-11-27T13:59:59{fraction}"
+        values = [written] if local else [written, written + "Z", written + "+00:00", written + "-00:00"]
+        rows, reasons = decoded(schema_of(["null", type_]), *map(a, values), a(None))
+        assert (rows, reasons) == ([*[{"a": time}] * len(values), {"a": None}], {})
 
 
 @pytest.mark.parametrize(
@@ -172,8 +224,20 @@ def test_faults_have_the_numbers_of_their_rows_among_many_messages() -> None:
     assert [row["a"] for row in rows] == [number for number in range(2500) if number not in broken]
 
 
+def test_values_that_no_column_can_hold_have_the_numbers_of_their_rows_among_many_messages() -> None:
+    values = [a("1.10")] * 2500
+    broken = (0, 998, 999, 1000, 2499)
+    for row in broken:
+        values[row] = a("1.105")
+    rows, reasons = decoded(schema_of(MONEY), *values)
+    assert reasons == dict.fromkeys(broken, "a: a decimal of more than 2 decimal places")
+    assert rows == [{"a": Decimal("1.10")}] * (2500 - len(broken))
+
+
 def test_text_that_is_no_utf8_is_rejected() -> None:
-    assert decoded(schema_of("string"), b'{"a":"\xff"}') == ([], {0: "not UTF-8"})
+    for type_ in ("string", {"type": "string", "millrace.json": "text"}):
+        for value in (b'{"a":"\xff"}', b'{"a":["\xff"]}')[: 1 if type_ == "string" else 2]:
+            assert decoded(schema_of(type_), value) == ([], {0: "not UTF-8"})
 
 
 def test_absent_fields_have_their_default_and_the_last_of_two_values_wins() -> None:
