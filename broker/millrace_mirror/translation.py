@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.errors import TryAgain, raise_error
@@ -113,6 +114,7 @@ class Translator:
         self._origin = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS, security=config.security)
         sides = (self._copy, self._origin) if to_origin else (self._origin, self._copy)
         self._source, self._destination = sides
+        self._origin_ids: dict[str, UUID | None] = {}
 
     def close(self) -> None:
         self._copy.close()
@@ -173,16 +175,33 @@ class Translator:
         """Return (origin partition, copy) for a partition that the group reads; nothing if it is not of this
         origin.
 
-        A partition of a recreated origin topic has several copies: only the last is of the current topic.
+        A partition of a recreated origin topic has several copies: only the last may be of the current topic.
+        Raise MillraceError if it is not.
         """
         state = self._cluster.topics.get(topic)
         targets = state.targets() if state is not None else {}
         copies = sorted(
-            (target, origin.partition)
+            (target, origin)
             for origin, target in targets.items()
             if (origin.cluster, origin.topic) == (self._name, topic)
         )
-        current = {origin: target for target, origin in copies}
-        if self._to_origin:
-            return [(origin, target) for origin, target in current.items() if target == number]
-        return [(number, current[number])] if number in current else []
+        newest = {origin.partition: (target, origin) for target, origin in copies}
+        pairs = [
+            (partition, target, origin.topic_id)
+            for partition, (target, origin) in newest.items()
+            if number == (target if self._to_origin else partition)
+        ]
+        for partition, _, topic_id in pairs:
+            if self._origin_id(topic) not in (None, topic_id):
+                raise MillraceError(
+                    f"{self._name} {topic}-{partition} was deleted and recreated, and the copy here is of the"
+                    " former topic: to copy the new one, run millrace mirror reset"
+                )
+        return [(partition, target) for partition, target, _ in pairs]
+
+    def _origin_id(self, topic: str) -> UUID | None:
+        """Return the id of the origin's topic as it is now, or None if the topic was deleted."""
+        if topic not in self._origin_ids:
+            there = self._origin.topics([topic]).get(topic)
+            self._origin_ids[topic] = None if there is None else there.topic_id
+        return self._origin_ids[topic]

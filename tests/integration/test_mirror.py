@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, Producer
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.examine import fetch, offset_rules
+from millrace.client.group_client import GroupClient
 from millrace.client.runs import OffsetRules, Run, beginning, runs_of
 from millrace.config import BrokerConfig, load
 from millrace.errors import BrokerError, PolicyViolation
@@ -355,6 +356,16 @@ def test_a_topic_created_anew_stops_loudly_until_it_is_reset(world: World) -> No
     world.assert_equal("steady", 1)
 
     config = str(world.aggregate.brokers[1].config)
+    for cluster in (world.origin, world.aggregate):
+        with cluster.client() as client:
+            GroupClient(client).commit("movers", {("recreated", 0): 0})
+    single, group = ["recreated", "--partition", "0", "--offset", "0"], ["--group", "movers", "--apply"]
+    for options in (single, [*single, "--reverse"], group, [*group, "--reverse"]):
+        refused = run_millrace("mirror", "translate", config, "--origin", "dc1", *options)
+        assert refused.returncode == 1, refused.stdout
+        assert "dc1 recreated-0 was deleted and recreated" in refused.stderr
+        assert "millrace mirror reset" in refused.stderr
+
     reset = run_millrace("mirror", "reset", config, "--origin", "dc1", "--topic", "recreated", "--yes")
     assert reset.returncode == 0, reset.stderr
     assert "into partition 1" in reset.stdout
@@ -364,6 +375,9 @@ def test_a_topic_created_anew_stops_loudly_until_it_is_reset(world: World) -> No
     assert copies[1].values == [b"old"] * 10 + [b"new"] * 10
     again = run_millrace("mirror", "reset", config, "--origin", "dc1", "--topic", "recreated", "--yes")
     assert "nothing to reset" in again.stdout
+    moved = run_millrace("mirror", "translate", config, "--origin", "dc1", "--group", "movers", "--json")
+    (row_of_new,) = json.loads(moved.stdout)
+    assert (row_of_new["partition"], row_of_new["outcome"]) == (1, "translated")
 
 
 @pytest.mark.slow
