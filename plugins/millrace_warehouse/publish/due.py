@@ -15,7 +15,7 @@ Asks the auditor through a function, and changes nothing but the state.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from millrace_audit.answer import Changes
 from millrace_warehouse.history.hours import FIRST_HOUR, UNFILED, hour_of, number_of, partition_of, start_of
@@ -34,17 +34,19 @@ EMPTY = 10_000
 def choose(
     state: TableState,
     ask: Ask,
+    changes: Callable[[str | None], Changes],
     named: Sequence[str],
-    rejudged: Collection[str],
     proven: bool,
     unproven_after_s: float | None,
     now_s: float,
 ) -> None:
     """Add every hour that is due to the state's next publication.
 
-    `rejudged` are the hours whose final verdict has changed, as the auditor reports.
+    `changes` asks the auditor which final verdicts have changed since a cursor.
     """
-    for hour, verdict in ask(hour for hour in named if hour not in state.changes).items():
+    cursor = state.judged_through
+    changed = _rejudged(state, changes) if proven else []  # first: each verdict below is at least as new
+    for hour, verdict in ask(named).items():
         if state.is_published(hour):
             _judge_again(state, hour, verdict)
         else:
@@ -54,14 +56,16 @@ def choose(
             if _is_due(hour, verdict, proven, unproven_after_s, now_s):
                 state.publish(hour, verdict)
     if proven:
-        again = {*map(hour_of, heapq.nlargest(RECHECKED, state.incomplete)), *rejudged}
-        due = sorted(hour for hour in again if state.is_published(hour) and hour not in state.changes)
-        for hour, verdict in ask(due).items():
+        again = {*map(hour_of, heapq.nlargest(RECHECKED, state.incomplete)), *changed}
+        verdicts = ask(sorted(filter(state.is_published, again)))
+        for hour, verdict in verdicts.items():
             _judge_again(state, hour, verdict)
+        if any(verdicts[hour].verdict == PENDING for hour in verdicts.keys() & changed):
+            state.judged_through = cursor  # the next run asks about these hours again
         _fill(state, ask)
 
 
-def rejudged(state: TableState, changes: Callable[[str | None], Changes]) -> list[str]:
+def _rejudged(state: TableState, changes: Callable[[str | None], Changes]) -> list[str]:
     """Return the hours whose final verdict has changed since the state's cursor, and move the cursor.
 
     Without a cursor, return the newest RECHECKED published hours of all hours that were ever judged.
@@ -100,7 +104,7 @@ def _judge_again(state: TableState, hour: str, verdict: HourVerdict) -> None:
     """Apply a new verdict on a published hour, if it makes the hour complete or withdraws that.
 
     A complete hour whose late rows are still on their way stays complete: these rows are judged when they
-    come.
+    come. A new verdict replaces the one that an hour keeps when an erasure takes rows out.
     """
     if verdict.verdict in (UNASKED, PENDING):
         return

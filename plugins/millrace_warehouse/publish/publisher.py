@@ -47,7 +47,7 @@ from millrace_warehouse.history.schemas import pinned
 from millrace_warehouse.publish.catalog import CatalogError, table_identifier
 from millrace_warehouse.publish.closing import unclosed, unclosed_in_table
 from millrace_warehouse.publish.committer import head_files
-from millrace_warehouse.publish.due import choose, judge_late, rejudged
+from millrace_warehouse.publish.due import choose, judge_late
 from millrace_warehouse.publish.files import new_files
 from millrace_warehouse.publish.gate import MOST_HOURS, Auditor, Judgement, TableRows, filed_by, refusal
 from millrace_warehouse.publish.hours_table import bring_up_to_date
@@ -164,9 +164,14 @@ class _Attempts:
         state = TableState.from_publication(before)
         self._follow(state)
         context.progress(f"loads read through {state.through.load}")
-        again = rejudged(state, partial(self._auditor.changes, topic.name)) if request.proven else []
         choose(
-            state, self._ask, request.hours, again, request.proven, request.unproven_after_s, context.clock()
+            state,
+            self._ask,
+            partial(self._auditor.changes, topic.name),
+            request.hours,
+            request.proven,
+            request.unproven_after_s,
+            context.clock(),
         )
         self._follow(state)  # also the loads that were made before the auditor was asked
         while judge_late(state, self._ask):
@@ -236,7 +241,11 @@ class _Attempts:
             for hour, change in state.changes.items()
             if change.verdict is not None and change.verdict.verdict == COMPLETE
         }
-        judged = {hour: change for hour, change in complete.items() if change.kind != "erase"}
+        judged = {
+            hour: change
+            for hour, change in complete.items()
+            if change.kind != "erase" or not state.is_complete(number_of(hour))
+        }
         files = head_files(table, [*judged]) if table is not None and judged else {}
         refused: dict[str, HourVerdict] = {}
         closing: dict[str, list[str]] = {}

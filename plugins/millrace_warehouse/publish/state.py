@@ -43,7 +43,12 @@ ReadEdition = Callable[[int, int], LoadManifest]
 def _still_complete(
     before: HourVerdict | None, old: LoadManifest, new: LoadManifest, hour: str
 ) -> HourVerdict | None:
-    """Return the verdict of a complete hour that has lost erased rows only. The auditor need not be asked."""
+    """Return the verdict of a complete hour that has lost erased rows only. The auditor need not be asked.
+
+    If it was asked and has taken the verdict back, `before` stays.
+    """
+    if before is not None and before.verdict != COMPLETE:
+        return before
     gone = old.rows_by_hour().get(hour, 0) - new.rows_by_hour().get(hour, 0)
     reasons = [*(before.reasons if before is not None else ())]
     if gone:

@@ -242,6 +242,24 @@ def test_an_hour_that_only_waits_for_more_rows_is_not_taken_back(w: Warehouse, a
     assert verdicts(w.publish(proven=True, auditor=auditor)) == {}
 
 
+def test_an_hour_that_waited_for_more_rows_when_its_verdict_changed_is_asked_about_until_it_does_not(
+    w: Warehouse, auditor: Memory
+) -> None:
+    w.load({TEN: 10, ELEVEN: 5})
+    auditor.count()
+    w.publish(proven=True, auditor=auditor)
+    auditor.verdicts |= {TEN: "pending", ELEVEN: "incomplete"}
+    auditor.changed += [start_of(TEN), start_of(ELEVEN)]
+    assert verdicts(w.publish(proven=True, auditor=auditor)) == {ELEVEN: "verdict incomplete"}
+    auditor.verdicts[TEN] = "carried"  # a window that has changed before; the pending window is as it was
+    assert verdicts(w.publish(proven=True, auditor=auditor)) == {TEN: "verdict carried"}
+    auditor.verdicts |= {TEN: "complete", ELEVEN: "complete"}
+    w.publish(proven=True, auditor=auditor)
+    auditor.asked.clear()
+    w.publish(proven=True, auditor=auditor)
+    assert auditor.asked == []
+
+
 def test_only_hours_whose_verdict_has_changed_are_asked_about_again(w: Warehouse, auditor: Memory) -> None:
     w.load({TEN: 10, ELEVEN: 5})
     auditor.count()
