@@ -4,8 +4,8 @@ Serves a table that was dropped, rolled back or changed by other programs, and a
 restored. The publication states the published hours and the newest load that they include; the manifests
 state the rows of each load in each hour. An hour keeps its files if they hold exactly these rows. Else its
 rows come from the files of its loads, and where those have expired, from the files that the table had or that
-`compact` wrote. A file is taken only if none of its rows is there already. Rows without any remaining file
-are reported as lost.
+`compact` wrote. A file is taken only if none of its rows is there already and none is of a replaced edition.
+Rows without any remaining file are reported as lost.
 
 An existing table is rebuilt in place: readers see either the old rows or the new ones. A table with delete
 files, with other partitions, or with missing files of its own is dropped, without its data, and recreated,
@@ -280,8 +280,10 @@ def _choose(
     for file in head:
         assert table is not None
         hour = hour_of(file.partition[0])
-        if hour in hours:
-            found = _Candidate(file, _counts(table, file), table.io.new_input(file.file_path).open)
+        if hour not in hours:
+            continue
+        found = _Candidate(file, _counts(table, file), table.io.new_input(file.file_path).open)
+        if not compacted.is_replaced(path_in_topic(file.file_path, topic.name) or "", found.counts):
             in_head.setdefault(hour, []).append(found)
     missing: dict[str, dict[str, list[_Candidate]]] = {}
     for hour, state in hours.items():
@@ -350,12 +352,20 @@ class _Compacted:
             # Interrupted while it was written, or without field ids or our columns: no file of our tables.
             except (OSError, ValueError, KeyError, pa.ArrowException):
                 continue
-            attempt = path.rpartition("/")[0]
-            listed = read_list(topic.storage, attempt)
-            made_of = listed.editions if listed is not None else self.editions
-            other = any(made_of.get(str(load), 1) != self.editions.get(str(load), 1) for load in counts)
-            if entry is not None and not other:
+            if entry is not None and not self.is_replaced(path.removeprefix(f"{topic}/"), counts):
+                attempt = path.rpartition("/")[0]
                 yield attempt, _Candidate(entry, counts, partial(open_file, topic.storage, path))
+
+    def is_replaced(self, path: str, counts: RowsByLoad) -> bool:
+        """Return True for a file whose list states other editions of its loads than the publication.
+
+        A rollback brings such a file back. A file of another program has no list.
+        """
+        if not path.startswith(f"{layout.Folder.COMPACTED}/"):
+            return False
+        listed = read_list(self.topic.storage, f"{self.topic}/{path.rpartition('/')[0]}")
+        made_of = listed.editions if listed is not None else self.editions
+        return any(made_of.get(str(load), 1) != self.editions.get(str(load), 1) for load in counts)
 
     def _entry(self, path: str, size: int, parquet: pq.ParquetFile) -> IcebergDataFile | None:
         """Return a file's entry, in the newest layout that has its rows in one partition; None without one.

@@ -85,6 +85,35 @@ def test_a_rollback_behind_a_re_load_with_as_many_rows_is_named_and_rebuilt(
     assert problems_of(storage, catalog) == []
 
 
+@pytest.mark.parametrize("undone_by", ["a rollback", "a backup of the catalog"])
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_a_compacted_file_with_rows_that_were_read_again_does_not_stay_in_a_rebuilt_table(
+    storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path, undone_by: str, is_expired: bool
+) -> None:
+    compacting = Compact(topics=[TOPIC], warehouse="", small_files=1, quiet_s=0)
+    compact_topic(Context(storage=storage, catalog=catalog), compacting, TOPIC)
+    before = table_of(catalog).metadata.current_snapshot_id
+    assert before is not None
+    database = tmp_path / "w" / "catalog.db"
+    backup = database.read_bytes()
+    again = read_again(storage, TOPIC, 2, {H10: 2, H12: 4})
+    publish()
+    if undone_by == "a rollback":
+        table_of(catalog).manage_snapshots().rollback_to_snapshot(before).commit()
+    else:
+        catalog.close()
+        database.write_bytes(backup)
+    if is_expired:  # the compacted file has the first load's rows, too; the re-load has copied them
+        for file in read_load(Topic(storage, TOPIC), 1).files:
+            if file.hour == H10:
+                storage.delete(f"{TOPIC}/{file.path}")
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+    files = {file.file_path for file in branch_files(table_of(catalog))}
+    assert {storage.uri(f"{TOPIC}/{file.path}") for file in again.files if file.hour == H10} <= files
+    assert problems_of(storage, catalog) == []
+
+
 def problems_of(storage: Storage, catalog: Catalog) -> list[str]:
     [report] = verify(VerifyRun(storage=storage, catalog=catalog, rows=True), TOPIC)
     return report.problems
