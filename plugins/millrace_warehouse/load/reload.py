@@ -2,9 +2,10 @@
 load.
 
 A run reads exactly the offsets that the load's manifest states. Before it writes anything, it refuses offsets
-that have expired, and a log that has lost offsets since. The first edition stays as it is. The next edition
-is made by one exclusive create in `editions/`, and names the manifest that it replaces and the reason. The
-next `publish` updates the table. This module does not import Spark, like `load`.
+that have expired. It makes no edition from a log that has lost messages of the load since. The first edition
+stays as it is. The next edition is made by one exclusive create in `editions/`, and names the manifest that
+it replaces and the reason. The next `publish` updates the table. This module does not import Spark, like
+`load`.
 """
 
 from __future__ import annotations
@@ -201,6 +202,7 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: range_writer.Pinned
         )
         written = range_writer.write_ranges(limited, draft, pinned, _parts(run, replaced))
         check_same_offsets(written, replaced)
+        _check_same_records(written, replaced)
         return written
 
     topic = layout.Topic(run.context.storage, replaced.topic)
@@ -210,7 +212,7 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: range_writer.Pinned
 def _limited(run: ReloadRun, replaced: LoadManifest) -> range_writer.LoadContext:
     """Return settings that accept the gaps and rejected records that the load already had.
 
-    `check_same_offsets` refuses other gaps.
+    `check_same_offsets` refuses other gaps, and `_check_same_records` records that are gone without a gap.
     """
     read, limits = sum(part.read for part in replaced.partitions), run.context.max_rejected
     allowed = {kind: max(limits.limit_for(kind).allowed(read), replaced.rejected) for kind in Kind}
@@ -260,6 +262,22 @@ def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
                     f"{where}: offsets [{gap.start}, {gap.end}) were in the log and are gone,"
                     " nothing was loaded: run `millrace log verify` on its broker"
                 )
+
+
+def _check_same_records(manifest: LoadManifest, replaced: LoadManifest) -> None:
+    """Raise MillraceError if the log has fewer records of the load than before.
+
+    Compaction of Apache Kafka takes single records out of a batch, which keeps its first and last offset.
+    """
+    new = {part.partition: part for part in manifest.partitions}
+    for old in replaced.partitions:
+        if (read := new[old.partition].read) < old.read:
+            raise MillraceError(
+                f"{manifest.topic}-{old.partition} of load {replaced.load}: the log has {read:,} of its"
+                f" {old.read:,} messages, so no edition was made, and the rows stay. If the topic is"
+                " compacted, reload only the other loads, with --loads; else run `millrace log verify` on its"
+                " broker"
+            )
 
 
 def _result(manifest: LoadManifest, before: LoadManifest, *, published: bool) -> ReloadResult:

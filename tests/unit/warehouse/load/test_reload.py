@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace.records import Message
+from millrace.records import Message, build_batch
+from millrace.records.header import crc32c
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import Topic, newest_editions, read_edition
 from millrace_warehouse.load.load import load_topic
@@ -164,6 +165,21 @@ def test_a_log_that_has_lost_something_since_gives_no_edition(scene: Mended) -> 
         reload_topic(scene.reload_run(), TOPIC, [3])
     assert newest_editions(scene.topic) == {}
     assert len(scene.storage().names(f"{TOPIC}/rows")) == 3
+
+
+def test_a_log_that_has_lost_a_message_inside_a_batch_gives_no_edition(scene: Mended) -> None:
+    """As compaction of Apache Kafka leaves a batch: without a record, and with its first and last offset."""
+    batch = bytearray(build_batch([event(0, START), event(1, START)], base_offset=0))
+    batch[23:27] = (2).to_bytes(4, "big")  # the offset of the last record, which is gone
+    batch[17:21] = crc32c(batch[21:]).to_bytes(4, "big")
+    before = rows_of(scene.folder)
+    scene.log.partitions[0].log = batch
+    with pytest.raises(
+        MillraceError, match=r"PageView-0 of load 1: the log has 2 of its 3 messages, .* other loads"
+    ):
+        reload_topic(scene.reload_run(), TOPIC, [1])
+    assert newest_editions(scene.topic) == {}
+    assert rows_of(scene.folder) == before
 
 
 def test_what_was_a_gap_when_the_load_was_made_may_stay_one(tmp_path: Path) -> None:
