@@ -17,7 +17,7 @@ from millrace_broker.handlers.table import Call, outcome_of, serves
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.security import rights
 from millrace_broker.security.rights import Need, Operation, ResourceType
-from millrace_broker.storage.producer_state import MAX_SEQUENCE
+from millrace_broker.storage.refused import MAX_SEQUENCE
 
 _BY_TOPIC = (ResourceType.TOPIC,)
 
