@@ -538,7 +538,8 @@ def test_an_audit_topic_that_was_put_back_from_an_older_copy_makes_hours_unknown
     assert log.end > old_end, "it has grown past its old end"
     if is_restarted:
         reading = auditor(story, cluster)
-    reading._options, reading._settle_due = story.options, 0
+    reading._options = reading._judging._options = story.options
+    reading._settle_due = 0
     reading.apply_all()
     reading._settle_due = 0
     reading.apply_all()
