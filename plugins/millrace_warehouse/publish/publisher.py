@@ -114,8 +114,8 @@ class PublishResult:
 def publish_topic(context: Context, request: Publish, name: str, auditor: Auditor) -> PublishResult:
     """Bring the table to the newest load: late rows, editions, and the hours that are due, in one commit.
 
-    Without changes there is no commit. Raise MillraceError, with advice, when the table differs from its
-    newest publication, or when the catalog does not answer.
+    Without changes and newer editions there is no commit. Raise MillraceError, with advice, when the table
+    differs from its newest publication, or when the catalog does not answer.
     """
     topic = layout.Topic(context.storage, name)
     layout.check_topic(topic)
@@ -178,8 +178,7 @@ class _Attempts:
             self._follow(state)  # again: the answer counts rows that this run had not read
         self._hold_back(table, state)
         context.progress("hours judged")
-        caught_up = before.loads.load if before is not None else 0
-        if not state.changes and state.through.load - caught_up < CATCH_UP:
+        if not state.changes and not _has_news(before, state):
             return self._unchanged(table, before, state)
         return self._commit(table, before, state)
 
@@ -407,3 +406,14 @@ class _Attempts:
             ],
             notes=self._notes,
         )
+
+
+def _has_news(before: Publication | None, state: TableState) -> bool:
+    """Return True if a publication is due even if no hour changes: there are many newer loads, or a known
+    load has a newer edition. Branch `live` shows waiting rows in the edition that the publication names.
+    """
+    known = TableState.from_publication(before).through
+    return state.through.load - known.load >= CATCH_UP or any(
+        int(load) <= known.load and edition != known.editions.get(load, 1)
+        for load, edition in state.through.editions.items()
+    )

@@ -153,6 +153,24 @@ def test_rows_that_a_reload_moved_are_shown_in_the_edition_that_the_publication_
     assert len(offsets(w.table)) == 2
 
 
+def test_a_publication_is_made_for_an_edition_whose_rows_all_wait(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    w.load({TEN: 2})
+    w.publish(NINE)
+    live(w).follow(on=True)
+    w.read_again(2, {TEN: 1})
+    live(w).follow()
+    assert live_offsets(w.table) == [0, 1, 2, 3, 4]
+    result = w.publish()
+    assert (result.published, result.changes) == (True, [])
+    assert len(live_offsets(w.table)) == 4
+    assert not w.publish().published
+    w.read_again(2, {})
+    assert w.publish().published
+    assert live_offsets(w.table) == offsets(w.table) == [0, 1, 2]
+    assert w.problems(rows=True) == []
+
+
 def test_a_load_that_is_made_while_the_branch_follows_is_shown_once(
     w: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
