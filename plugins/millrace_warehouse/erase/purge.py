@@ -5,7 +5,8 @@ table's manifests state of these files, and in compacted files. Their paths are 
 Then a commit without rows leaves one snapshot, which makes every commit that began earlier fail. Then the
 files are deleted; a query that began earlier fails. A file that another run may still use stays and is
 listed, with the time from which it may be deleted. `millrace expire`, or the same erasure run again, deletes
-it then.
+it then. A file of a newest edition holds no erased row, and may be the only copy of its rows: it stays, and
+`millrace expire` decides.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from millrace_warehouse.history.erasures import Erasure, condition_path, taking_
 from millrace_warehouse.history.expired import Expired, expired_entries
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, encode
 from millrace_warehouse.history.rewritten import LIST
-from millrace_warehouse.history.stored import ERASED, SEQUENCES
+from millrace_warehouse.history.stored import ENTRIES, ERASED, SEQUENCES
 from millrace_warehouse.publish import contents
 from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.committer import TableChange, commit
@@ -67,12 +68,14 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
         f"old snapshots of {topic} stay",
         "check its catalog, then run again",
     )
-    Live(context, topic).follow()  # its head names no replaced edition then
-    named_before = _named_ever(table, topic.name)
+    Live(context, topic).follow()  # its head names the editions that the newest publication names
+    named_before = _unneeded(topic, table)
     old |= {path: file for path, file in _files(topic) if path in named_before}
     table = _only_head(context, topic.name, table)
     context.progress("snapshots forgotten")
     named = contents.named_files(table, topic.name)
+    unpublished = replaced & named  # by a re-load that came after the newest publication
+    named |= {f"{path.rpartition('/')[0]}/{ENTRIES}" for path in unpublished}  # branch `live` needs these
     gone = {path: file for path, file in old.items() if path not in named and _may_be_deleted(path)}
     _list_expired(context, topic, [path for path in gone if path.startswith("rows/")])
     context.progress("written down")
@@ -81,7 +84,7 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
         context.storage.delete(f"{topic}/{path}")
         context.progress("deleted")
         count.add(size=gone[path].bytes)
-    left = [*_left(topic, table, named), *rejected_left(topic), *_condition(topic, erasure)]
+    left = [*_left(topic, table, named, len(unpublished)), *rejected_left(topic), *_condition(topic, erasure)]
     return Purged(files=len(gone), bytes=sum(file.bytes for file in gone.values()), left=left)
 
 
@@ -105,6 +108,18 @@ def _replaced(topic: layout.Topic) -> Iterator[str]:
             for file in (*edition.files, *edition.aside_files, *beside):
                 if file.path not in newest:
                     yield file.path
+
+
+def _unneeded(topic: layout.Topic, table: Table) -> set[str]:
+    """Return the files that a snapshot has named, and that neither a load's newest edition nor a load after
+    the newest one may need.
+    """
+    newest, known = layout.require_load(topic).load, _known_rows(topic)
+    return {
+        path
+        for path in _named_ever(table, topic.name) - known
+        if (layout.attempted(path.split("/")[1]) or (0, 0))[0] <= newest
+    }
 
 
 def _named_ever(table: Table, topic: str) -> set[str]:
@@ -181,8 +196,10 @@ def _list_expired(context: Context, topic: layout.Topic, paths: Sequence[str]) -
     retried(attempt, f"old files of {topic} stay", "run again when other runs that expire have ended")
 
 
-def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
-    """Yield files of lost attempts that may still run, and snapshots that other branches or tags keep."""
+def _left(topic: layout.Topic, table: Table, named: set[str], unpublished: int) -> Iterator[Left]:
+    """Yield files of lost attempts that may still run, of replaced editions that the table names, and
+    snapshots that other branches or tags keep.
+    """
     known = _known_rows(topic)
     waits: dict[str, list[float]] = {}
     for path, file in _files(topic):
@@ -193,6 +210,12 @@ def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
     for kind, times in sorted(waits.items()):
         until = datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")
         yield Left(what=f"{len(times)} files in {topic}/{kind}/ of attempts that lost", until=until)
+    if unpublished:
+        yield Left(
+            what=f"{unpublished} files of replaced editions in {topic}/rows/ that the table still names: run"
+            f" `millrace publish {topic}`, drop branches and tags of others, then run the same erasure again",
+            until=None,
+        )
     for name, ref in sorted(table.metadata.refs.items()):
         if name not in (MAIN_BRANCH, LIVE):
             yield Left(
