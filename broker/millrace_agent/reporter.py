@@ -54,9 +54,14 @@ class Reporter:
         self.send()
 
     def report(self, closed_through: int) -> None:
-        """Report new outcomes and the closed time. Do nothing when both are reported already."""
+        """Report new outcomes and the closed time. Do nothing when both are reported already.
+
+        The first report follows the hello even without outcomes: the auditor does not wait long for an
+        instance that only said hello.
+        """
         self.send()
-        while self.spooled.hellos and (self.spooled.unreported or closed_through != self._closed_through):
+        one = self.spooled
+        while one.hellos and (not one.number or one.unreported or closed_through != self._closed_through):
             self._write_report(closed_through)
             self.send()
 

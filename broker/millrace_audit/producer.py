@@ -158,8 +158,12 @@ class _Reports:
         self.publisher.publish([message], give_up_at=give_up_at)
 
     def report(self, news: Unreported, closed_through: int) -> None:
-        """Send older reports that failed, then `news`, one report for each portion."""
-        while news or closed_through != self._closed_through:
+        """Send older reports that failed, then `news`, one report for each portion.
+
+        The first report follows the hello even without news: the auditor does not wait long for an instance
+        that only said hello.
+        """
+        while not self._number or news or closed_through != self._closed_through:
             portioned, news = portion(news)
             self._closed_through = (
                 min(self._closed_through, closable(closed_through, news)) if news else closed_through
@@ -488,8 +492,7 @@ class AuditedProducer:
         self._settle()
         with self._lock:
             self._promised = FOR_EVER
-        if self._topics:
-            self._report()
+        self._report()
         self._ended = True
         self._reports.publisher.close()
         self._registry.close()
@@ -643,11 +646,13 @@ class AuditedProducer:
         return max(promised, window_start(min((now_ms() - self._lateness_ms, *self._waiting))))
 
     def _report(self) -> None:
-        """Send older reports that failed, then the new outcomes.
+        """Send older reports that failed, then the new outcomes. Before the first hello there are none.
 
         Raise MillraceError when a report fails again.
         """
         with self._report_lock:
+            if not self._topics:
+                return
             with self._lock:
                 self._resolve()
                 promised = self._clock_promise(self._promised)

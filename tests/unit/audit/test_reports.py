@@ -157,6 +157,27 @@ def test_a_signal_that_interrupts_send_uses_the_number_up_and_the_event_is_told_
     producer._stop.set()
 
 
+@pytest.mark.parametrize("lateness_ms", [None, 0])
+def test_a_producer_whose_event_waits_reports_once_after_its_hello_and_is_not_taken_for_idle(
+    monkeypatch: pytest.MonkeyPatch, lateness_ms: int | None
+) -> None:
+    reports = Reports()
+    monkeypatch.setattr(module, "SchemaRegistryClient", Registry)
+    monkeypatch.setattr(module, "AuditPublisher", lambda *_, **__: reports)
+    monkeypatch.setattr(module, "AuditCodec", lambda _: reports)
+    options: dict[str, Any] = {"config": HOUR, "lateness_ms": lateness_ms}
+    producer = AuditedProducer("127.0.0.1:1", "http://r", cluster="c", server="s", service="x", **options)
+    producer.flush()
+    assert reports.told == [], "nothing is reported before the hello"
+    send(producer)
+    for _ in range(3):
+        producer._report()
+    (report,) = reports.told
+    assert (report.number, report.windows) == (0, [])
+    assert report.closed_through == reports.hellos[0].closed_through <= START
+    producer._stop.set()
+
+
 def send(producer: AuditedProducer, **options: Any) -> int:
     return producer.send("t", schema_file("PageView"), EVENT, time_ms=START, **options)
 
