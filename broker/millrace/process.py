@@ -1,10 +1,12 @@
-"""Services of the operating system for a process: children that end with it, detection of forks, open files.
+"""Services of the operating system for a process: children that end with it, detection of forks, work that
+signals cannot interrupt, open files.
 
 It is independent of the children's work. Linux only where stated.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import queue
 import resource
@@ -87,6 +89,31 @@ class HomeProcess:
                 f"this {self._what} was made before its process was forked, and works only there: make one in"
                 " each process, after the fork"
             )
+
+
+def uninterrupted(work: Callable[[], T]) -> T:
+    """Return the work's result. An exception of a signal handler ends the wait, and never the work halfway.
+
+    Python runs signal handlers in the main thread, between any two steps, so the work has its own thread.
+    """
+    outcome: Future[T] = Future()
+    running = _thread.allocate_lock()
+    running.acquire()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+        finally:
+            running.release()
+
+    try:
+        _thread.start_new_thread(run, ())  # in one step: `Thread.start` has many
+    except RuntimeError:  # the interpreter is ending, and starts no thread any more
+        run()
+    running.acquire()  # a signal may end this wait; that of a Future would then raise an error of its own
+    return outcome.result()
 
 
 class _Starter:

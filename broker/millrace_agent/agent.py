@@ -82,6 +82,7 @@ class Agent:
                 lateness_ms=config.lateness_ms,
                 report_interval_s=config.report_interval_ms / 1000,
                 caught_up=self._follower.caught_up,
+                behind=self._follower.behind,
             )
             taken = Taken()
             numbers = AgentNumbers(self._spool, self._carrier, taken, self._follower.files)

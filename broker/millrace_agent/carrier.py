@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -123,11 +123,16 @@ class Carrier:
         lateness_ms: int,
         report_interval_s: float,
         caught_up: Callable[[], float] = time.time,
+        behind: Callable[[], Collection[str]] = tuple,
     ) -> None:
+        """Find what earlier processes left. Events that arrived before the time `caught_up` are taken.
+
+        `behind` returns topics with more events for the spool, which wait in followed files.
+        """
         self._spool, self._lateness_ms, self._interval_s = spool, lateness_ms, report_interval_s
         self._cluster_name = f"cluster {cluster} at {bootstrap}"
         self._settings = {"bootstrap.servers": bootstrap, **_SETTINGS}
-        self._caught_up = caught_up
+        self._caught_up, self._behind = caught_up, behind
         self._policies = policies_of_environment()
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC)
         self._codec = AuditCodec(registry)
@@ -186,6 +191,8 @@ class Carrier:
         give_up_at = time.monotonic() + drain_s
         while self._may_send and time.monotonic() < give_up_at:
             if not self._spool.events and not self._chunks:
+                if self._behind():
+                    break  # the next process ends the instance: until then its windows stay open
                 self._step(self._end)
                 if self._failing is None:
                     break
@@ -271,9 +278,11 @@ class Carrier:
 
         Raise SpoolCopied when another agent was first.
         """
-        # Announce first: otherwise the windows of waiting events would be final for a moment.
+        # Announce first: otherwise the windows of waiting events would be final for a moment, and the windows
+        # of waiting lines for as long as these wait.
         self._open_lanes()
-        for topic in self._lanes:
+        announced = {topic for each in self._dead for topic in each.spooled.hellos}
+        for topic in [*self._lanes, *announced.intersection(self._behind())]:
             self._mine.announce(topic, self._promise())
         self._claim.check()
         self._end_dead()
@@ -295,7 +304,11 @@ class Carrier:
     def _carry(self) -> None:
         """Take outcomes and hand over waiting events. Returns after a moment."""
         if self._chunks:
-            self._producer.poll(_POLL_S)
+            try:
+                self._producer.poll(_POLL_S)
+            except KafkaException as error:  # fatal, and raised once: all events in the client fail
+                self._fatal = True
+                logger.warning("%s: %s; going on with a new client", self._cluster_name, text_of(error))
         else:
             self._spool.awake.wait(_POLL_S)
         self._spool.awake.clear()

@@ -1,8 +1,9 @@
 """Following files that services write, with an event in JSON on each line. Every whole line is taken once.
 
-A file's position is written in the transaction that takes its lines. A file is known by its inode and by the
-bytes before that position, so a rename loses nothing, even while no agent runs: the renamed file is read to
-its end, then the files renamed after it, then the new file. A truncated file is read from its beginning.
+A file's position is written in the transaction that takes its lines. A file is known by the bytes before that
+position, and by its inode if there are few, so a rename or a copy loses and repeats nothing, even while no
+agent runs: the renamed file is read to its end, then the files renamed after it, then the new file. Of a
+truncated file the copy is read to its end, then the file from its beginning.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class FollowedFile:
     rotated_at: float | None = None
     caught_up_at: float = 0.0
     """Seconds since the epoch: every whole line written before that time is taken."""
+    is_behind: bool = True
+    """False if the last look found no whole line that was not taken."""
     unread_bytes: int = 0
     refused: int = 0
     trouble: str | None = None
@@ -64,6 +67,10 @@ class Follower:
     def caught_up(self) -> float:
         """Return seconds since the epoch: every line written before that time is taken."""
         return min((time.time(), *(one.caught_up_at for one in self.files)))
+
+    def behind(self) -> set[str]:
+        """Return the topics of files that may have lines which are not taken."""
+        return {one.topic for one in self.files if one.is_behind}
 
     @property
     def troubles(self) -> list[str]:
@@ -86,9 +93,9 @@ class Follower:
             reason = str(error) if isinstance(error, MillraceError) else error.strerror
             if reason != one.trouble:
                 logger.warning("file %s: %s", one.path, reason)
-            one.trouble = reason
+            one.trouble, one.is_behind = reason, True
             return False
-        one.trouble = None
+        one.trouble, one.is_behind = None, one.caught_up_at != began
         return took
 
     def _read(self, one: FollowedFile, began: float) -> bool:
@@ -98,6 +105,10 @@ class Follower:
         assert one.file is not None
         size = os.fstat(one.file.fileno()).st_size
         if size < one.offset or not _continues(one.file, one.offset, one.tail):
+            copy = self._open_copy(one.path, one.offset, one.tail)
+            if copy is not None:
+                self._use(one, copy, one.offset, one.tail)
+                return True
             logger.warning("file %s was truncated: it is read from its beginning", one.path)
             one.offset, one.tail, one.in_long_line = 0, b"", False
         one.unread_bytes = size - one.offset
@@ -169,7 +180,7 @@ class Follower:
         assert one.file is not None
         status = os.fstat(one.file.fileno())
         offset, tail = one.offset + len(taken), (one.tail + taken)[-TAIL_BYTES:]
-        return FilePosition(str(one.path), status.st_dev, status.st_ino, offset, tail)
+        return FilePosition(str(one.path), status.st_ino, offset, tail, status.st_mtime_ns)
 
     # Which file.
 
@@ -179,25 +190,39 @@ class Follower:
         Return False when there is no file.
         """
         known = self._spool.file_position(str(one.path))
-        if known is not None:
-            is_it = partial(_continues, offset=known.offset, tail=known.tail)
-            file = open_again(one.path, known.device, known.inode, known.offset, is_it)
-            if file is not None:
-                self._use(one, file, known.offset, known.tail)
-                return True
-            logger.warning(
-                "file %s is not the file that was read before: it is read from its beginning", one.path
-            )
-        return self._begin_next(one)
+        if known is None:
+            return self._begin_next(one)
+        is_it = partial(_continues, offset=known.offset, tail=known.tail)
+        file = open_again(one.path, known.inode, known.offset, is_it)
+        file = file or self._open_copy(one.path, known.offset, known.tail)
+        if file is not None:
+            self._use(one, file, known.offset, known.tail)
+            return True
+        logger.warning(
+            "file %s is not the file that was read before: what was written later is read from its beginning",
+            one.path,
+        )
+        # A file that was begun and not read yet is as old as the position, and begun again.
+        return self._begin_next(one, known.written_ns - (not known.offset))
 
-    def _begin_next(self, one: FollowedFile) -> bool:
-        """Begin the file that was written after a renamed file, or the log. Return False when there is none
-        yet.
+    @staticmethod
+    def _open_copy(path: Path, offset: int, tail: bytes) -> io.FileIO | None:
+        """Open a copy of a file that was read up to an offset: it has the same bytes before the offset.
+
+        A copy remains when the file is truncated (copytruncate) or moved to another disk.
+        """
+        if len(tail) < TAIL_BYTES:
+            return None
+        return open_again(path, None, offset, partial(_continues, offset=offset, tail=tail))
+
+    def _begin_next(self, one: FollowedFile, written_ns: int | None = None) -> bool:
+        """Begin the file that was written after a renamed file, or after a time, or the log. Return False
+        when there is none yet.
 
         The file's position is noted at once, so that the file is found if it is renamed before its first
         line.
         """
-        file = open_next(one.path, one.file)
+        file = open_next(one.path, one.file, written_ns)
         if file is not None:
             self._use(one, file, 0, b"")
             self._spool.take([], self._position(one, b"")).result()

@@ -33,15 +33,16 @@ def is_replaced(path: Path, file: io.FileIO) -> bool:
 
 
 def open_again(
-    path: Path, device: int, inode: int, offset: int, is_it: Callable[[io.FileIO], bool]
+    path: Path, inode: int | None, offset: int, is_it: Callable[[io.FileIO], bool]
 ) -> io.FileIO | None:
     """Open the log or rotated file that was read up to an offset. Return None when the file does not exist
     any more.
 
-    `is_it` distinguishes the file from a later file with the same inode.
+    `is_it` distinguishes the file from a later file with the same inode. If `inode` is None, the file was
+    copied, and `is_it` alone decides. The number of a device may change at a start of the machine.
     """
     for other, seen in _generations(path):
-        if (seen.st_dev, seen.st_ino) != (device, inode):
+        if inode not in (None, seen.st_ino):
             continue
         with suppress(FileNotFoundError):
             file = other.open("rb", buffering=0)
@@ -52,12 +53,13 @@ def open_again(
     return None
 
 
-def open_next(path: Path, file: io.FileIO | None) -> io.FileIO | None:
-    """Open the file written after `file`, or without `file` the log; None when there is no file yet.
+def open_next(path: Path, file: io.FileIO | None, written_ns: int | None = None) -> io.FileIO | None:
+    """Open the file written after `file`; None when there is no file yet.
 
+    Without `file`, open the first file that was written after the time `written_ns`, by default the log.
     Files may be renamed meanwhile, so the file that is opened must be the file that was seen.
     """
-    while later := _later(path, file):
+    while later := _later(path, file, written_ns):
         with suppress(FileNotFoundError):
             opened = later[0][0].open("rb", buffering=0)
             if os.path.samestat(os.fstat(opened.fileno()), later[0][1]):
@@ -66,16 +68,18 @@ def open_next(path: Path, file: io.FileIO | None) -> io.FileIO | None:
     return None
 
 
-def _later(path: Path, file: io.FileIO | None) -> list[tuple[Path, os.stat_result]]:
+def _later(path: Path, file: io.FileIO | None, written_ns: int | None) -> list[tuple[Path, os.stat_result]]:
     generations = _generations(path)
-    left = None if file is None else os.fstat(file.fileno())
-    for index, (_, state) in enumerate(generations):
-        if left is not None and os.path.samestat(state, left):
-            return generations[index + 1 :]
-    return [  # the open file has no name of the log any more: it was deleted or compressed
+    if file is not None:
+        left = os.fstat(file.fileno())
+        for index, (_, state) in enumerate(generations):
+            if os.path.samestat(state, left):
+                return generations[index + 1 :]
+        written_ns = left.st_mtime_ns
+    return [  # the file that was read has no name of the log any more: it was deleted or compressed
         (other, state)
         for other, state in generations
-        if other == path or (left is not None and state.st_mtime_ns > left.st_mtime_ns)
+        if other == path or (written_ns is not None and state.st_mtime_ns > written_ns)
     ]
 
 

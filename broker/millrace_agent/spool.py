@@ -46,7 +46,7 @@ from millrace_audit.reports.ranges import SequenceRanges, from_deltas, to_deltas
 from millrace_audit.reports.seals import new_key
 
 T = TypeVar("T")
-VERSION = 4
+VERSION = 5
 ROW_BYTES = 100
 """Bytes that an event takes besides its body, key and topic's name."""
 MAX_GROUP = 1000
@@ -112,10 +112,10 @@ FILES = sa.Table(
     "files",
     _metadata,
     sa.Column("path", sa.Text, primary_key=True),
-    sa.Column("device", _long, nullable=False),
     sa.Column("inode", _long, nullable=False),
     sa.Column("offset", _long, nullable=False),
     sa.Column("tail", _bytes, nullable=False),
+    sa.Column("written_ns", _long, nullable=False),
 )
 TOPICS = sa.Table("topics", _metadata, sa.Column("topic", sa.Text, primary_key=True))
 SCHEMAS = sa.Table(
@@ -178,10 +178,11 @@ class FilePosition(NamedTuple):
     """Position up to which a followed file is taken; `tail` are the last bytes before `offset`."""
 
     path: str
-    device: int
     inode: int
     offset: int
     tail: bytes
+    written_ns: int
+    """Time of the file's newest write when its position was noted. Later files are newer."""
 
 
 @dataclass(slots=True)
@@ -616,6 +617,10 @@ def _prepare(engine: sa.Engine) -> None:
         if version in (1, 2, 3):  # before record headers
             added_column = f"form INTEGER NOT NULL DEFAULT {Form.FIELDS:d}"
             connection.exec_driver_sql(f"ALTER TABLE {EVENTS.name} ADD COLUMN {added_column}")
+        if version in (1, 2, 3, 4):  # before files that were copied are known again
+            connection.exec_driver_sql(f"ALTER TABLE {FILES.name} DROP COLUMN device")
+            added_column = f"written_ns INTEGER NOT NULL DEFAULT {FOR_EVER}"
+            connection.exec_driver_sql(f"ALTER TABLE {FILES.name} ADD COLUMN {added_column}")
         if connection.execute(sa.select(SPOOL)).first() is None:
             _begin(connection)
         connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")

@@ -27,7 +27,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from millrace.client.confluent import SECURITY_SETTINGS, connected, text_of
 from millrace.errors import ConfigError, MillraceError
-from millrace.process import HomeProcess
+from millrace.process import HomeProcess, uninterrupted
 from millrace.topics_file import policies_of_environment
 from millrace.wire.cluster_id import WrongCluster
 from millrace_audit.answer import iso
@@ -267,7 +267,8 @@ class AuditedProducer:
         secured = {key: value for key, value in settings.items() if key.startswith(SECURITY_SETTINGS)}
         publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=self._timeout_s, settings=secured)
         self._reports = _Reports(publisher, AuditCodec(self._registry), {"cluster": cluster, **who})
-        self._lock = threading.Lock()  # the bookkeeping, and the order of events of a topic
+        self._lock = threading.RLock()  # the bookkeeping, and the order of events of a topic
+        self._is_held_here: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self._report_lock = threading.Lock()  # one report at a time; taken before _lock, never after
         self._outcomes = Outcomes()
         self._policies = policies_of_environment()
@@ -275,7 +276,7 @@ class AuditedProducer:
         self._lateness_ms = lateness_ms
         self._promised = NOTHING
         self._advised = False
-        self._waiting: list[int] = []  # times of the events that wait in `send`, not yet handed over
+        self._waiting: dict[object, int] = {}  # times of the events that wait in `send`, not yet handed over
         self._raised = 0  # number of failed events that were raised
         self._closed = False  # nothing is sent any more
         self._ended = False  # and the last report is there
@@ -309,7 +310,8 @@ class AuditedProducer:
         used, and it is reported as failed or acknowledged.
 
         In a forked child of the process that created the producer, `send` always raises: the threads that
-        send and report are the parent's.
+        send and report are the parent's. A signal handler must not call the producer: it may have interrupted
+        `send`. Then `send`, `flush`, `close` and `closed_through` raise. Let the handler raise or set a flag.
         """
         return self._send(topic, schema, event, time_ms, key, partition, (), timeout_s)
 
@@ -343,8 +345,8 @@ class AuditedProducer:
         headers: Headers,
         timeout_s: float,
     ) -> int:
-        if not self._home.is_here:  # first: a lock may have been copied while another thread held it
-            self._home.check()
+        if not self._home.is_here or self._is_held_here():
+            self._check_caller()
         announced = self._topics.get(topic)
         if announced is not None and (announced.schema is schema or announced.schema == schema):
             try:  # not suppress(): it costs a microsecond for every event
@@ -364,16 +366,26 @@ class AuditedProducer:
                 except BufferError:
                     self._wait_for_room(topic, full_since, give_up_at)
 
+    def _check_caller(self) -> None:
+        """Raise MillraceError in a forked child, or in a signal handler that interrupted this producer."""
+        self._home.check()  # first: the lock may have been copied while another thread held it
+        if self._is_held_here():
+            raise MillraceError(
+                "a signal handler called this AuditedProducer in the middle of `send`: let the handler raise"
+                " an exception or set a flag, and call the producer after that"
+            )
+
     @contextmanager
     def _held_open(self, time_ms: int) -> Iterator[None]:
         """Keep the clock from closing an event's window while the event waits in `send`."""
-        with self._lock:
-            self._waiting.append(time_ms)
-        try:
+        event = object()
+        try:  # around everything: a signal handler may raise at any step
+            with self._lock:
+                self._waiting[event] = time_ms
             yield
         finally:
             with self._lock:
-                self._waiting.remove(time_ms)
+                self._waiting.pop(event, None)
 
     def _hand_over(
         self,
@@ -391,8 +403,7 @@ class AuditedProducer:
         state, encoder = announced.outcomes, announced.encoder
         try:
             with self._lock:
-                if self._closed:
-                    raise MillraceError(f"topic {state.topic}: this producer is closed, start a new one")
+                self._check_open(state.topic)
                 if self._fatal:
                     raise MillraceError(
                         f"topic {state.topic}: not sent to {self._where}, and this producer can send nothing"
@@ -435,6 +446,10 @@ class AuditedProducer:
             _check_time(state.topic, time_ms)  # its error explains a wrong type of time
             raise
 
+    def _check_open(self, topic: str) -> None:
+        if self._closed:
+            raise MillraceError(f"topic {topic}: this producer is closed, start a new one")
+
     def _check_room(self, topic: str, time_ms: int) -> None:
         """Raise MillraceError when the event would open more than MOST_OPEN_WINDOWS. Under the lock."""
         held = self._outcomes.open
@@ -456,11 +471,12 @@ class AuditedProducer:
                 f"topic {topic}: nothing was sent, because the queue is full and {self._where} took nothing"
                 f" for {now - full_since:.1f} s: is it running?"
             ) from None
-        self._serve(self._producer.poll, min(_POLL_S, max(give_up_at - now, 0)))
+        wait_s = min(_POLL_S, max(give_up_at - now, 0))
+        uninterrupted(partial(self._serve, self._producer.poll, wait_s))  # callbacks note failures
 
     def closed_through(self, time_ms: int) -> None:
         """Promise that no older event will follow. The next report closes the windows before the time."""
-        self._home.check()
+        self._check_caller()
         with self._lock:
             self._promised = max(self._promised, window_start(time_ms))
 
@@ -470,9 +486,8 @@ class AuditedProducer:
         Raise DeliveryFailed, once the report is sent, when events failed since the last flush. Raise
         MillraceError when the report cannot be sent; it is sent again before the next report.
         """
-        self._home.check()
-        self._settle()
-        self._report()
+        self._check_caller()
+        uninterrupted(self._settle_and_report)
         self._raise_failures()
 
     def close(self) -> None:
@@ -483,16 +498,14 @@ class AuditedProducer:
         """
         if not self._home.is_here:
             return
+        self._check_caller()
         with self._lock:
             if self._ended:
                 return
             self._closed = True
         self._stop.set()
         self._thread.join()
-        self._settle()
-        with self._lock:
-            self._promised = FOR_EVER
-        self._report()
+        uninterrupted(partial(self._settle_and_report, FOR_EVER))
         self._ended = True
         self._reports.publisher.close()
         self._registry.close()
@@ -522,25 +535,39 @@ class AuditedProducer:
 
     def _use(self, topic: str, schema: _SchemaOf, give_up_at: float) -> _Topic:
         """Return the topic with the schema. At first use the topic is checked and announced."""
+        self._check_open(topic)
         try:
             encoder = None
             if not isinstance(schema, _AsItIs):
-                encoder = self._encoders.encoder(topic, schema, give_up_at - time.monotonic())
-            with self._reporting(give_up_at):
-                if topic not in self._topics:
-                    if not self._topics:
-                        self._reports.publisher.check_cluster(self._cluster, give_up_at=give_up_at)
-                    self._reports.publisher.check_topics(topic, give_up_at=give_up_at)
-                    self._announce(topic, give_up_at)
-                with self._lock:
-                    digest = fingerprint_of(topic, self._policies)
-                    announced = _Topic(self._outcomes.topic(topic), schema, encoder, digest, topic_tag(topic))
-                    self._topics[topic] = announced
-                return announced
+                # An interrupted request would leave a lock of the HTTP client held: `close` would hang.
+                left_s = give_up_at - time.monotonic()
+                encoder = uninterrupted(partial(self._encoders.encoder, topic, schema, left_s))
+            if topic not in self._topics:
+                uninterrupted(partial(self._begin, topic, schema, encoder, give_up_at))
+            return self._note(topic, schema, encoder)
         except WrongCluster:
             raise
         except MillraceError as error:
             raise NotSent(f"topic {topic}: nothing was sent, because {error}") from error
+
+    def _begin(
+        self, topic: str, schema: _SchemaOf, encoder: EventSchema | ValueSchema | None, give_up_at: float
+    ) -> None:
+        with self._reporting(give_up_at):
+            self._check_open(topic)  # no hello may follow the last report
+            if topic not in self._topics:
+                if not self._topics:
+                    self._reports.publisher.check_cluster(self._cluster, give_up_at=give_up_at)
+                self._reports.publisher.check_topics(topic, give_up_at=give_up_at)
+                self._announce(topic, give_up_at)
+                self._note(topic, schema, encoder)
+
+    def _note(self, topic: str, schema: _SchemaOf, encoder: EventSchema | ValueSchema | None) -> _Topic:
+        with self._lock:
+            digest = fingerprint_of(topic, self._policies)
+            announced = _Topic(self._outcomes.topic(topic), schema, encoder, digest, topic_tag(topic))
+            self._topics[topic] = announced
+        return announced
 
     @contextmanager
     def _reporting(self, give_up_at: float) -> Iterator[None]:
@@ -557,7 +584,8 @@ class AuditedProducer:
         promised = None
         if not self._topics:  # later, other topics may have events that are not reported yet
             with self._lock:
-                promised = min(self._clock_promise(self._promised), *map(window_start, self._waiting))
+                waiting = map(window_start, self._waiting.values())
+                promised = min(self._clock_promise(self._promised), *waiting)
         self._reports.hello(topic, promised, give_up_at)
 
     # Outcomes and reports.
@@ -626,13 +654,14 @@ class AuditedProducer:
             self._outcomes.fail(*self._failures.popleft())
         self._outcomes.resolve(now if nothing_outstanding else now - self._timeout_s - EXPIRY_MARGIN_S)
 
-    def _settle(self) -> None:
-        """Wait until nothing is outstanding. The wait ends, because every delivery times out."""
+    def _settle_and_report(self, promised: int = NOTHING) -> None:
+        """Wait until nothing is outstanding, and report. The wait ends, because every delivery times out."""
         give_up_at = time.monotonic() + self._timeout_s + 2 * EXPIRY_MARGIN_S
         while self._serve(self._producer.flush, 1.0) and time.monotonic() < give_up_at:
             pass
         with self._lock:
-            self._resolve()
+            self._promised = max(self._promised, promised)
+        self._report()
 
     def _clock_promise(self, promised: int) -> int:
         """Return the start of the window that the clock leaves open, or `promised` if that is later. Under
@@ -643,7 +672,7 @@ class AuditedProducer:
         """
         if self._lateness_ms is None:
             return promised
-        return max(promised, window_start(min((now_ms() - self._lateness_ms, *self._waiting))))
+        return max(promised, window_start(min((now_ms() - self._lateness_ms, *self._waiting.values()))))
 
     def _report(self) -> None:
         """Send older reports that failed, then the new outcomes. Before the first hello there are none.

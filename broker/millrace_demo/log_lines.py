@@ -186,7 +186,7 @@ class Follower:
             file, start = None, self._start
             if start is not None:
                 is_same_file = partial(_begins_as, position=start)
-                file = open_again(self._path, start.device, start.inode, start.offset, is_same_file)
+                file = open_again(self._path, start.inode, start.offset, is_same_file)
             if file is None and start is not None:
                 logger.warning(
                     "the file of the position is no longer beside %s: this file is read from its beginning,"

@@ -167,9 +167,21 @@ class Translator:
 
     def _translate(self, topic: str, origin: int, target: int, offset: int) -> Translation:
         answer = translate(self._copy, topic, target, offset, to_origin=self._to_origin)
+        if answer.outcome is Outcome.NOT_COPIED:
+            answer = self._of_empty(topic, origin, target, offset) or answer
         return Translation(
             topic=topic, origin_partition=origin, partition=target, offset=offset, answer=answer
         )
+
+    def _of_empty(self, topic: str, origin: int, target: int, offset: int) -> Translated | None:
+        """Return the translated offset if the partition is empty on both sides: nothing has to be copied.
+
+        Consumers also commit offsets in partitions without messages.
+        """
+        first, end = self._origin.bounds(topic, origin)
+        if first < end or self._copy.bounds(topic, target)[1] > 0 or offset > (0 if self._to_origin else end):
+            return None
+        return Translated(Outcome.TRANSLATED, end if self._to_origin else 0)
 
     def _pairs(self, topic: str, number: int) -> list[tuple[int, int]]:
         """Return (origin partition, copy) for a partition that the group reads; nothing if it is not of this

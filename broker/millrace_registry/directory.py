@@ -124,7 +124,28 @@ def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOP
     if not plain:
         files = _each_with_its_table(files)
     levels = _levels(directory, {file.subject for file in files})
-    return [_named(file, subjects, levels.get(file.subject)) for file in files]
+    return _alike([_named(file, subjects, levels.get(file.subject)) for file in files])
+
+
+def _alike(files: Sequence[SchemaFile]) -> list[SchemaFile]:
+    """Report a problem for each file that contradicts an earlier file of the same subject."""
+    first: dict[str, SchemaFile] = {}
+    problems: dict[Path, str] = {}
+    for file in files:
+        other = first.setdefault(file.subject, file) if file.problem is None else file
+        if _contradict(file, other):
+            problems[file.path] = (
+                f"it and {other.path.name} are of one subject, {file.subject}, and their schemas or levels"
+                " differ: make them alike, or give the topics subjects of their own"
+            )
+    return [replace(file, problem=file.problem or problems.get(file.path)) for file in files]
+
+
+def _contradict(one: SchemaFile, other: SchemaFile) -> bool:
+    if one is other or one.schema is None or other.schema is None:
+        return False
+    levels = {one.level, other.level} - {None}
+    return one.schema.resolved_text != other.schema.resolved_text or len(levels) > 1
 
 
 def _each_with_its_table(files: Sequence[SchemaFile]) -> list[SchemaFile]:
@@ -319,9 +340,16 @@ def _plan_file(file: SchemaFile, client: SchemaRegistryClient) -> Change:
     new_level = None if file.level is None or (is_own and level == file.level) else str(file.level)
     change = Change(subject, name, "new", 1, level=new_level, topic=file.topic, schema=file.schema)
     registered = client.lookup(subject, file.json)
-    if registered is not None:
-        return replace(change, state="unchanged", version=registered.version, id=registered.schema_id)
     versions = client.versions(subject)
+    if registered is not None:
+        change = replace(change, state="unchanged", version=registered.version, id=registered.schema_id)
+        if registered.version == max(versions, default=registered.version):
+            return change
+        note = (
+            f"the file is an older version; version {max(versions)} stays the latest, which agents and loads"
+            " use: to undo it, delete it in the registry"
+        )
+        return replace(change, notes=(note,))
     if not versions:
         return change
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from millrace_registry.avro_schema import AvroSchema, Json, parse
 from millrace_registry.compatibility import Level, incompatibilities
@@ -21,6 +22,11 @@ MAX_REFERENCE_DEPTH = 32
 MAX_REFERENCED_CHARACTERS = 2 << 20
 """Longest text of all the schemas to which one schema refers, directly and through other schemas."""
 
+MAX_COMPARED_CHARACTERS = 8 << 20
+"""Longest text of compared versions that are kept parsed: a subject may have any number of versions."""
+_Key: TypeAlias = tuple[str, Sequence[int]]
+"""The text of a schema, and the ids of the schemas to which it refers."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
@@ -33,12 +39,16 @@ class _Parsed:
 class SchemaParser:
     """Parses the schemas of one request, also across its transactions: a stored schema never changes.
 
-    Results are kept: a caller that parses and compares before it takes the write lock, and again under the
-    lock, works under the lock only on schemas registered in between.
+    The results for candidates are kept, and the reasons of comparisons: a caller that parses and compares
+    before it takes the write lock, and again under the lock, works under the lock only on schemas registered
+    in between.
     """
 
     def __init__(self) -> None:
-        self._parsed: dict[tuple[str, Sequence[int]], _Parsed] = {}
+        self._parsed: dict[_Key, _Parsed] = {}
+        self._compared: dict[_Key, _Parsed] = {}
+        """Schemas of compared versions and their references; forgotten above MAX_COMPARED_CHARACTERS."""
+        self._compared_characters = 0
         self._reasons: dict[tuple[int, int, int, Level], list[str]] = {}
         self._contents: dict[tuple[int, Sequence[Reference]], str] = {}
 
@@ -59,8 +69,12 @@ class SchemaParser:
         if key not in self._reasons:
             stored = rows.schema(old_id)
             assert stored is not None, "a schema's row is never deleted"
-            old = self.parse(rows, stored.text, stored.references)
-            self._reasons[key] = incompatibilities(new, old, version, level)
+            if self._compared_characters > MAX_COMPARED_CHARACTERS:
+                self._compared.clear()
+                self._compared_characters = 0
+            old = self._parse(rows, stored.text, stored.references, self._compared)
+            self._compared_characters += len(stored.text) + sum(old.sizes.values())
+            self._reasons[key] = incompatibilities(new, old.schema, version, level)
         return self._reasons[key]
 
     def parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
@@ -69,21 +83,25 @@ class SchemaParser:
 
         A schema with a flaw is accepted: stored schemas may have been imported with the flaw.
         """
-        return self._parse(rows, text, references).schema
+        return self._parse(rows, text, references, self._parsed).schema
 
-    def _parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> _Parsed:
+    def _parse(
+        self, rows: Transaction, text: str, references: Sequence[Reference], known: dict[_Key, _Parsed]
+    ) -> _Parsed:
         targets = _targets(rows, references)
         key = text, tuple(target.id for target in targets)
-        if key not in self._parsed:
-            parsed = [self._parse(rows, target.text, target.references) for target in targets]
+        if key in self._parsed:
+            return self._parsed[key]
+        if key not in known:
+            parsed = [self._parse(rows, target.text, target.references, known) for target in targets]
             sizes = {target.id: len(target.text) for target in targets}
             for target in parsed:
                 sizes.update(target.sizes)
             depth = 1 + max((target.depth for target in parsed), default=-1)
             _check_extent(sizes, depth)
             definitions = _definitions(references, [target.schema for target in parsed])
-            self._parsed[key] = _Parsed(parse(text, definitions, flawed_too=True), sizes, depth)
-        return self._parsed[key]
+            known[key] = _Parsed(parse(text, definitions, flawed_too=True), sizes, depth)
+        return known[key]
 
 
 def _check_extent(sizes: Mapping[int, int], depth: int) -> None:

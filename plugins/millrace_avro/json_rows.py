@@ -61,6 +61,8 @@ _WITH_PATH = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _QUOTED = re.compile(r"Invalid enum value .*", re.DOTALL)
 """msgspec's only error that quotes a value."""
 _NULL = msgspec.Raw(b"null")
+_text_of: Callable[[bytes], str] = msgspec.json.Decoder(str).decode
+_raws_of: Callable[[bytes], list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _NUMBER = re.compile(rb'"?([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,9})?)"?')
 """A number, or a number as text."""
 _LONG = resolution.Scale(-(1 << 63), (1 << 63) - 1, 1)
@@ -387,20 +389,20 @@ def _plain(node: avro.Plain, path: str) -> _Form:
     if node.json_form == "iso" and pa.types.is_timestamp(type_):
         return _iso(node, path)
     if node.json_form == "text" and node.kind == "string":
-        return _Form(msgspec.Raw, lambda values: pa.array(list(map(_text, values)), type_))
+        return _Form(msgspec.Raw, lambda values: pa.array(_texts(values), type_))
     if node.kind in ("int", "long"):
         return _whole_number(node)
     return _Form(_SIMPLE[node.kind], lambda values: pa.array(values, type_))
 
 
-def _text(value: msgspec.Raw | None) -> str | None:
-    """Return text, or the JSON of another value without its spaces. A Python number would lose digits."""
-    if value is None or value == _NULL:
-        return None
-    written = bytes(value)
-    if written.startswith(b'"'):
-        return msgspec.json.decode(written, type=str)
-    return msgspec.json.format(written, indent=-1).decode()
+def _texts(values: Values) -> list[str | None]:
+    """Return texts, or the JSON of other values without its spaces. A Python number would lose digits."""
+    written = b",".join(b"null" if value is None else value for value in values)
+    compact = map(bytes, _raws_of(msgspec.json.format(b"[" + written + b"]", indent=-1)))
+    return [
+        None if value == b"null" else _text_of(value) if value.startswith(b'"') else value.decode()
+        for value in compact
+    ]
 
 
 def _fixed(node: avro.Fixed) -> _Form:
@@ -451,8 +453,14 @@ def _micros(text: str | None) -> str | None:
 
 def _decimal(node: avro.Plain, path: str) -> _Form:
     type_ = arrow_type(node)
+    too_many = (node.precision - node.scale + 1, node.scale + 1)
+    fits = re.compile(rb'"?([+-]?(?!\d{%d})\d+(?!\.\d{%d})(?:\.\d+)?)"?' % too_many)
 
     def array(values: Values) -> pa.Array:
+        found = [value is None or fits.fullmatch(value) for value in values]
+        if all(found):  # Arrow reads such numbers in a third of the time
+            texts = [match[1] if isinstance(match, re.Match) else None for match in found]
+            return pa.array(texts, pa.binary()).cast(pa.string()).cast(type_)
         return pa.array([None if value is None else _number(node, value, path) for value in values], type_)
 
     return _Form(msgspec.Raw, array)
@@ -467,4 +475,4 @@ def _number(node: avro.Plain, value: msgspec.Raw, path: str) -> Decimal:
         raise ValueError(f"{path}: a decimal of more than {node.scale} decimal places")
     if number and number.adjusted() >= node.precision - node.scale:
         raise ValueError(f"{path}: a decimal of more than {node.precision} digits")
-    return number
+    return number or Decimal()  # Arrow refuses a zero with an exponent

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from io import BytesIO
@@ -24,9 +25,10 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.wire.cluster_id import WrongCluster
 from millrace.zookeeper.session import Session
 from millrace_audit import producer as producer_module
+from millrace_audit.outcomes import Outcomes
 from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.event import EventHeader, read_header
+from millrace_audit.reports.event import EventHeader, EventSchema, read_header
 from millrace_audit.reports.fingerprints import fingerprint, wrapped
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, AuditRecord, Hello, Report
 from millrace_audit.reports.publish import AuditPublisher
@@ -211,6 +213,18 @@ def test_closing_again_sends_the_last_report_that_did_not_get_through(
     assert reports[-1].closed_through == FOR_EVER
     producer.close()
     assert world.reports(producer.instance) == reports, "once it is there, closing does nothing"
+
+
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_a_producer_that_is_closed_announces_nothing(world: World, has_sent: bool) -> None:
+    producer = world.producer()
+    if has_sent:
+        producer.send(world.topic(), PAGE_VIEW, EVENT, time_ms=START)
+    producer.close()
+    before = world.said(producer.instance)
+    with pytest.raises(MillraceError, match="is closed"):
+        producer.send(world.topic(), PAGE_VIEW, EVENT, time_ms=START)
+    assert world.said(producer.instance) == before
 
 
 def test_threads_with_different_schemas_each_write_their_own(world: World) -> None:
@@ -772,6 +786,123 @@ def test_in_a_forked_child_nothing_is_taken_for_sent_and_the_parent_goes_on(worl
         producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
     assert sorted(header.sequence for header in world.events(topic)) == [0, 1]
     assert world.reports(producer.instance)[-1].closed_through == FOR_EVER
+
+
+class Interrupted(Exception):
+    """Exception of a signal handler, such as that of a time limit."""
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[], None]]:
+    """Send this process a signal whose handler raises Interrupted, at the first call alone."""
+
+    def handler(*_: object) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        (SequenceRanges, "__sub__"),  # while outcomes become certain
+        (Outcomes, "close"),  # when they are taken
+        (producer_module, "portion"),  # before their report is queued
+        (AuditPublisher, "publish"),
+    ],
+    ids=lambda place: place[1],
+)
+@pytest.mark.parametrize("end", [AuditedProducer.flush, AuditedProducer.close])
+def test_what_a_signal_handler_interrupts_is_reported_all_the_same(
+    world: World,
+    interrupt: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    place: tuple[Any, str],
+    end: Callable[[AuditedProducer], None],
+) -> None:
+    topic = world.topic()
+    producer = world.producer(report_interval_s=3600)
+    for _ in range(3):
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    original = getattr(*place)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        interrupt()
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*place, interrupted)
+        with pytest.raises(Interrupted):
+            end(producer)
+    producer.close()
+    reports = world.reports(producer.instance)
+    assert told(reports, topic)[0].pairs() == [[0, 2]]
+    total = sum(window.fingerprint for report in reports for window in report.windows)
+    with world.cluster.client() as client:
+        contents = read_topic(client, topic).values()
+    values = [value or b"" for each in contents for value in each.values]
+    assert wrapped(total) == wrapped(sum(map(fingerprint, values)))
+    assert reports[-1].closed_through == FOR_EVER
+
+
+def test_a_signal_handler_that_calls_the_producer_in_the_middle_of_send_is_refused_and_hangs_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = world.topic()
+    producer = world.producer(report_interval_s=3600)
+    producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    calls: list[Callable[[], object]] = [
+        producer.close,
+        producer.flush,
+        lambda: producer.closed_through(START),
+        lambda: producer.send(topic, PAGE_VIEW, EVENT, time_ms=START),
+    ]
+    encode = EventSchema.encode
+
+    def interrupted(*arguments: Any) -> bytes:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return encode(*arguments)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        for call in calls:
+            signal.signal(signal.SIGUSR1, lambda *_, call=call: call())
+            with monkeypatch.context() as patched:
+                patched.setattr(EventSchema, "encode", interrupted)
+                with pytest.raises(MillraceError, match="let the handler raise an exception or set"):
+                    producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert producer.send(topic, PAGE_VIEW, EVENT, time_ms=START) == 1
+    producer.close()
+    assert told(world.reports(producer.instance), topic)[0].pairs() == [[0, 1]]
+
+
+def test_a_signal_handler_may_close_the_producer_while_the_first_event_waits_for_its_hello(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = world.topic()
+    producer = world.producer(report_interval_s=3600)
+    publish = AuditPublisher.publish
+
+    def interrupted(*arguments: Any, **options: Any) -> int:
+        monkeypatch.setattr(AuditPublisher, "publish", publish)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.5)
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(AuditPublisher, "publish", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda *_: producer.close())
+    try:
+        with pytest.raises(MillraceError, match="this producer is closed"):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert world.reports(producer.instance)[-1].closed_through == FOR_EVER
+    assert world.events(topic) == []
 
 
 def make_fatal(producer: Producer, reason: bytes) -> None:

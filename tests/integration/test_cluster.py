@@ -19,7 +19,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from kazoo.client import KazooClient
+from kazoo.client import KazooClient, TransactionRequest
 from kazoo.protocol.states import Callback
 
 from millrace.errors import (
@@ -381,16 +381,49 @@ def test_a_topic_is_changed_by_compare_and_set(members: list[Member]) -> None:
         first.change_topic("nope", lambda state: state)
 
 
+def test_a_change_does_not_replace_a_topic_that_was_recreated_since_it_was_read(
+    members: list[Member],
+) -> None:
+    first, second = members[0].cluster, members[1].cluster
+    first.create_topic("clicks", 1, {})
+    recreated: list[TopicState] = []
+
+    def change(state: TopicState) -> TopicState:
+        if not recreated:  # between the reading and the write, or while the write is repeated
+            second.delete_topic("clicks")
+            recreated.append(second.create_topic("clicks", 2, {}))
+        return replace(state, settings={"retention.ms": "60000"})
+
+    changed = first.change_topic("clicks", change)
+    assert changed == replace(recreated[0], settings={"retention.ms": "60000"})
+
+
 def test_a_deletion_whose_answer_was_lost_is_one_deletion(
     members: list[Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = members[0].cluster
     cluster.create_topic("T", 1, {})
-    lose_one_answer(cluster.session, "delete_async", monkeypatch)
+    lose_one_answer(TransactionRequest, "commit_async", monkeypatch)
     cluster.delete_topic("T")
     assert "T" not in cluster.topics
     with pytest.raises(UnknownTopicOrPartition):
         cluster.delete_topic("T")
+
+
+def test_a_deletion_whose_answer_was_lost_leaves_the_recreated_topic_alone(
+    members: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (member.cluster for member in members[:2])
+    first.create_topic("T", 1, {})
+    recreated: list[TopicState] = []
+    lose_one_answer(
+        TransactionRequest,
+        "commit_async",
+        monkeypatch,
+        lambda: recreated.append(second.create_topic("T", 1, {})),
+    )
+    first.delete_topic("T")
+    assert first.topics["T"].topic_id == recreated[0].topic_id
 
 
 def test_a_topic_is_gone_only_when_zookeeper_says_so(members: list[Member], operator: KazooClient) -> None:

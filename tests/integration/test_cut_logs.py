@@ -8,14 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError
 from millrace_spark.jobs.mirror import tasks_of
 from millrace_spark.mirror_batch import mirror_partition
+from millrace_spark.source.options import parse_options
+from millrace_spark.source.rows import RowReader
+from millrace_spark.source.stream import MillraceStreamReader
 from millrace_warehouse.requests import Mirror
 from tests.brokers import TestCluster, read_topic, wait_for_values
 from tests.integration.test_mirror import World, produce
@@ -197,6 +202,31 @@ def test_a_batch_mirror_refuses_an_origin_that_used_offsets_again(world: World, 
     reset(world, "batch")
     mirror()
     assert copied(world, "batch") == encoded(old + lost + new)
+
+
+@pytest.mark.slow
+def test_a_streaming_query_refuses_a_log_that_used_offsets_again(world: World, tmp_path: Path) -> None:
+    options = {"bootstrap": world.origin.bootstrap, "subscribe": "stream", "startingOffsets": "earliest"}
+
+    def plan(start: dict[str, Any]) -> dict[str, Any]:
+        stream = MillraceStreamReader(RowReader(parse_options(options), None))
+        try:
+            return stream.latestOffset(start, ReadAllAvailable())
+        finally:
+            stream.stop()
+
+    world.topic("stream", 1)
+    produce(world.origin.bootstrap, "stream", values("old", 10))
+    copies = Copies(world.origin, "stream", tmp_path)
+    copies.save()
+    before = plan({})
+    produce(world.origin.bootstrap, "stream", values("lost", 10))
+    after = plan(before)
+    assert after != before, "brokers that were started again stop no query"
+    copies.put_back()
+    produce(world.origin.bootstrap, "stream", values("new", 60))
+    with pytest.raises(MillraceError, match=r"its log was cut back .* start with a new checkpoint"):
+        plan(after)
 
 
 def in_sync(world: World, topic: str) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from millrace.client.cluster_client import LATEST, ClusterClient
+from millrace.client.group_client import GroupClient
 from millrace.client.topic_admin import add_partitions
 from millrace.errors import UnknownTopicOrPartition
 from tests.brokers import TestCluster, free_port, read_topic, wait_for_values
@@ -333,3 +334,25 @@ def test_a_broker_that_joins_gets_its_share_of_what_is_new(world: World) -> None
         wait_until("they are there", lambda: len(client.topic(own).partitions) == 6)
         assert sorted(client.topic(own).partitions.values()) == [1, 1, 1, 2, 2, 2]
     assert second.brokers[2].process.running
+
+
+@pytest.mark.slow
+def test_a_group_that_has_committed_in_an_empty_partition_moves_and_misses_nothing_there(
+    world: World,
+) -> None:
+    topic, group = world.topic(world.dc1, "Sparse", 2), "early"
+    produce(world.dc1.bootstrap, topic, [b"read"], 0)
+    with world.dc1.client() as client, world.aggregate.client() as aggregate:
+        end = client.bounds(topic, 0)[1]
+        GroupClient(client).commit(group, {(topic, 0): end, (topic, 1): 0})  # as Java's consumer commits
+        wait_for_values(aggregate, topic, 1)
+        options = ["mirror", "translate", world.config, "--origin", "dc1", "--group", group, "--json"]
+        moved = run_millrace(*options, "--apply")
+        assert moved.returncode == 0, moved.stderr
+        empty = next(row["partition"] for row in json.loads(moved.stdout) if row["origin_partition"] == 1)
+        assert GroupClient(aggregate).offsets(group)[topic, empty] == 0
+        back = json.loads(run_millrace(*options, "--reverse").stdout)
+        assert {row["origin_partition"]: row["translated"] for row in back} == {0: end, 1: 0}
+        produce(world.dc1.bootstrap, topic, [b"first"], 1)
+        copies = wait_for_values(aggregate, topic, 2)
+        assert copies[empty].values == [b"first"]

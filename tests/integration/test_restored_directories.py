@@ -409,3 +409,37 @@ def _is_known_restored(cluster: Cluster, log_dir: Path) -> bool:
     owner = read_owner(log_dir, cluster.cluster_id, 1)
     assert owner is not None
     return owner.zookeeper_restored
+
+
+@pytest.mark.slow
+def test_the_runbook_of_a_stopped_replica_keeps_all_that_only_this_replica_has(
+    make: Callable[[int, int], World], tmp_path: Path
+) -> None:
+    world = make(2, 1)
+    world.until_in_sync()
+    run_until_stored([world.producer], 50)
+    leader = world.state.leader
+    stopped, (log,) = 3 - leader, world.brokers.directory(leader).glob("traffic-0-*")
+    shutil.copytree(log, tmp_path / "older", copy_function=_copy_if_there)
+    run_until_stored([world.producer], 50)
+    time.sleep(1)  # its followers learn of the last commits within half a second
+    world.brokers.brokers[stopped].process.stop()
+    wait_until("the leader is alone", lambda: list(world.state.isr) == [leader])
+    world.brokers.brokers[leader].kill()
+    log.rename(tmp_path / "newer")
+    (tmp_path / "older").rename(log)
+    world.brokers.restart(leader)
+    world.brokers.restart(stopped)
+    wait_until("it stops", lambda: "takes no part in replication until a restart" in world.output(stopped))
+
+    world.brokers.brokers[leader].kill()
+    log.rename(tmp_path / "moved-away")
+    world.brokers.brokers[stopped].kill()
+    world.brokers.restart(stopped)
+    wait_until("the leader's broker is gone", lambda: list(world.cluster.brokers) == [stopped])
+    world.elect(stopped)
+    wait_until("the stopped replica leads", lambda: world.state.leader == stopped)
+    world.brokers.restart(leader)
+    world.until_in_sync()
+    assert world.state.leader == stopped
+    world.check()

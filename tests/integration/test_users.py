@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.zookeeper.session import Session
+from millrace_broker.coordination import users as users_module
 from millrace_broker.coordination import watching
 from millrace_broker.coordination.users import Users
-from millrace_broker.security.scram import make_credential
+from millrace_broker.security.scram import Credentials, make_credential
 from tests.lost_answers import lose_one_answer
-from tests.support import wait_until
+from tests.support import WAIT_S, wait_until
 
 SHA_256, SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
 CREDENTIAL = make_credential(SHA_256, "x", 4096)
@@ -49,12 +52,37 @@ def test_a_member_follows_what_another_writes(session: Session, cluster: str) ->
     wait_until("one is left", lambda: changes and changes[-1] == ["b/o b%"])
 
 
+def test_a_user_whose_deletion_meets_a_slow_reading_of_another_thread_stays_deleted(
+    session: Session, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, other = Users(session, cluster), Users(session, cluster)
+    for name in ("alice", "bob"):
+        users.put(name, SHA_256, CREDENTIAL)
+    users.watch(lambda: None)
+    has_read, decode = threading.Event(), users_module._decoded
+
+    def decode_slowly(data: bytes) -> Credentials:
+        if threading.current_thread() is writer and not has_read.is_set():
+            has_read.set()
+            with suppress(AssertionError):
+                wait_until("another thread has read on", lambda: "bob" not in users.names, timeout_s=2)
+        return decode(data)
+
+    monkeypatch.setattr(users_module, "_decoded", decode_slowly)
+    writer = threading.Thread(target=lambda: users.put("carol", SHA_256, CREDENTIAL))
+    writer.start()
+    assert has_read.wait(WAIT_S)
+    other.delete("bob")
+    writer.join()
+    wait_until("bob is deleted", lambda: users.names == ["alice", "carol"], timeout_s=5)
+
+
 def test_a_deletion_whose_answer_was_lost_is_one_deletion(
     session: Session, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = Users(session, cluster)
     users.put("alice", SHA_256, CREDENTIAL)
-    lose_one_answer(session, "delete_async", monkeypatch)
+    lose_one_answer(session.client, "delete_async", monkeypatch)
     users.delete("alice")
     assert users.names == []
 

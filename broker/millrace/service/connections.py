@@ -8,13 +8,17 @@ an honest client is quick. A TLS handshake may take 10 s.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import math
 import socket
 import ssl
+import termios
 import time
+from array import array
 from asyncio import sslproto
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -30,7 +34,15 @@ MAX_CONNECTIONS = 2_000
 """Most connections of a service; a further connection is closed at once."""
 HANDSHAKE_S = 10.0
 HEAD_TIMEOUT_S = 10.0
-"""Time limit for the head of the next request; a connection without it is closed."""
+"""Time limit for the head of the next request; a connection without it is closed.
+
+The time begins again while the client takes PROGRESS_BYTES of the last answer within it.
+"""
+PROGRESS_BYTES = 64 << 10
+MAX_UNSENT_BYTES = 256 << 20
+"""Most bytes of answers that wait for their clients. Above it the oldest answer's connection is closed."""
+SHUTDOWN_S = 600.0
+"""Longest time in which the rest of an answer is sent over a TLS connection that is being closed."""
 _ACCEPT_RETRY_S, _LOG_INTERVAL_S = 0.1, 10.0
 _TLS_BUFFER_BYTES = 32 << 10
 """Read buffer of a connection with TLS; asyncio's own default is 256 KiB."""
@@ -44,6 +56,11 @@ class HttpConnection(H11Protocol):
     was_proven = False
     """True after a request that has authenticated the client."""
     _late: asyncio.TimerHandle | None = None
+    _below: Any = None
+    """The socket's transport. That of TLS keeps no bytes, and does not abort once it was closed twice."""
+    _unsent = 0
+    """Result of `_count_unsent` when the present time limit began."""
+    _answered_at = 0.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -55,11 +72,16 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        tls: Any = getattr(transport, "_ssl_protocol", None)
+        self._below = transport if tls is None else tls._transport
         self._await_head()
 
     def on_response_complete(self) -> None:
         self.was_proven = self.is_proven
+        self._answered_at = self.loop.time()
         self._await_head()
+        if self._unsent >= PROGRESS_BYTES:
+            self._bound_unsent()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -70,17 +92,43 @@ class HttpConnection(H11Protocol):
 
     def abort(self) -> None:
         """Close the connection at once, if it is open."""
-        if self.transport is not None:
-            self.transport.abort()
+        if self._below is not None:
+            self._below.abort()
 
     def _await_head(self) -> None:
         if self._late is not None:
             self._late.cancel()
+        self._unsent = self._count_unsent()
         self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._end_if_late)
 
     def _end_if_late(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is not None and not self.cycle.response_complete:
+            return
+        if self._unsent - self._count_unsent() >= PROGRESS_BYTES:
+            self._await_head()
+        else:
             self.abort()
+
+    def _bound_unsent(self) -> None:
+        """Close the connections of the oldest answers while there are more than MAX_UNSENT_BYTES."""
+        counted = [(one._answered_at, one._count_unsent(), one) for one in self._others()]
+        excess = self._unsent + sum(unsent for _, unsent, _ in counted) - MAX_UNSENT_BYTES
+        for _, unsent, one in sorted(counted, key=itemgetter(0)):
+            if excess > 0 and unsent:
+                excess -= unsent
+                one.abort()
+
+    def _others(self) -> Iterator[HttpConnection]:
+        return (one for one in self.connections if isinstance(one, HttpConnection) and one is not self)
+
+    def _count_unsent(self) -> int:
+        """Return the bytes of answers that the client has not received, in this process and in its socket."""
+        number = self._below.get_extra_info("socket").fileno()
+        if number < 0:
+            return 0
+        in_socket = array("i", [0])
+        fcntl.ioctl(number, termios.TIOCOUTQ, in_socket)
+        return int(self._below.get_write_buffer_size()) + in_socket[0]
 
 
 class Acceptor:
@@ -157,7 +205,7 @@ class Acceptor:
                 client,
                 ssl=self._tls,
                 ssl_handshake_timeout=handshake_s,
-                ssl_shutdown_timeout=handshake_s,
+                ssl_shutdown_timeout=SHUTDOWN_S if self._tls is not None else None,
             )
             await connection.ended.wait()
         except OSError:

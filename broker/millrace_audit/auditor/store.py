@@ -386,6 +386,8 @@ class LoadHourRow(Row):
     rejected: Mapped[int] = mapped_column(default=0)
     erased: Mapped[int] = mapped_column(default=0)
     """Rows without a header that were erased."""
+    uncounted: Mapped[int] = mapped_column(default=0)
+    """Rows without a header whose files were deleted before they were counted."""
 
 
 class RejectedRow(Row):

@@ -160,6 +160,8 @@ class _Schema:
 
     def _does_not_fit(self, event: Any, error: Exception) -> MillraceError:
         """Return the error of an event that fastavro refused with `error`."""
+        if isinstance(error, MillraceError):  # a signal handler's
+            return error
         try:
             reason = misfit(event, self._fields, self._named) or _reason_of(error)
         except RecursionError:

@@ -244,11 +244,13 @@ class HourRows:
     """Rows of one hour in the files of a load's edition."""
 
     hour: int
-    """Start of the hour (ms); NOTHING for rows in no hour, of which only the erased rows are reported."""
+    """Start of the hour (ms); NOTHING for erased and uncounted rows whose hour is not known."""
     rows: int
     """Rows with and without an audit header."""
     erased: int = 0
     """Erased rows without a whole header: only the manifest has their number."""
+    uncounted: int = 0
+    """Rows without a whole header whose files `expire` deleted before they were counted, by the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +407,7 @@ _NEW_FIELDS = {
         {"aborted", "copiedThrough", "leaderEpoch", "strong"},
     ],
     "AuditHeartbeat": [{"leaderEpoch"}],
-    "AuditLoadCount": [{"hours", "unkeyed", "rejected"}],
+    "AuditLoadCount": [{"uncounted"}, {"uncounted", "hours", "unkeyed", "rejected"}],
     "AuditReport": [{"fingerprinted"}, {"fingerprinted", "strong", "failedStrong"}],
     "AuditTableCount": [{"unkeyed"}],
     "AuditWarehouseState": [{"liveThrough"}],

@@ -19,6 +19,7 @@ changes nothing.
                                               "rack", "protocol": see topic_state.BrokerAddress,
                                               "machine", "boot": id of this registration,
                                               "partitions", "topics": see brokers.stored_partitions}
+    /<cluster>/topics            persistent  its version counts the deletions of topics
     /<cluster>/topics/<topic>    persistent  see topic_state.py of `zookeeper`
     /<cluster>/directories/<id>  persistent  see directories.py
     /<cluster>/clock             persistent  written for ZooKeeper's stamp, holds nothing
@@ -40,7 +41,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from kazoo.client import KazooState
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 
 from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin
@@ -299,13 +300,20 @@ class Cluster:
         Raise UnknownTopicOrPartition when there is no entry.
         """
         self._check_identity()
-        path = self._topic(name)
-        if self.session.get(path) is None:
-            raise self._unknown(name)
-        # After a lost connection a repeated delete may find that its first try has succeeded.
-        with suppress(NoNodeError):
-            self._call(self._client.delete_async, path)
-        self._reread(self._topic(name))
+        path, created = self._topic(name), None
+        while True:
+            deletions = self._deletions()
+            node = self.session.get(path)
+            if node is None and created is None:
+                raise self._unknown(name)
+            # A delete that is repeated after a lost connection may find that its first try has succeeded.
+            if node is None or created not in (None, node[1].czxid):
+                break
+            created = node[1].czxid
+            counted = (("check", self._topics, deletions), ("set_data", self._topics, b""))
+            if self._transact(*counted, ("delete", path)) is not None:
+                break
+        self._reread(path)
 
     def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
         """Replace a topic by the result of `change`, called once or several times: compare-and-set.
@@ -313,19 +321,20 @@ class Cluster:
         The returned topic has its node's version. Raise UnknownTopicOrPartition, or the errors of `change`.
         """
         self._check_identity()
-        changed = None
+        changed, path = None, self._topic(name)
         while True:
+            # First: a topic that is deleted and recreated from now on may get the version that is read.
+            deletions = self._deletions()
             state = self._read_topic(name)
             # A write that is repeated after a lost connection may meet its own first try.
             changed = state if state == changed else change(state)
-            try:
-                if changed != state:
-                    path, data = self._topic(name), encode_topic(changed)
-                    written = self._call(self._client.set_async, path, data, state.version)
-                    changed = replace(changed, version=written.version)
-            except (BadVersionError, NoNodeError):
-                continue  # another writer was faster
-            self._reread(self._topic(name))
+            if changed != state:
+                write = ("set_data", path, encode_topic(changed), state.version)
+                results = self._transact(("check", self._topics, deletions), write)
+                if results is None:
+                    continue  # another writer was faster
+                changed = replace(changed, version=results[-1].version)
+            self._reread(path)
             return changed
 
     def allocate_mirrors(
@@ -518,9 +527,31 @@ class Cluster:
         except NoNodeError:
             raise self._lost(path) from None
 
-    def _check_topics(self) -> None:
-        if self.session.get(self._topics) is None:
+    def _deletions(self) -> int:
+        """Return a number that grows with each deletion of a topic."""
+        node = self.session.get(self._topics)
+        if node is None:
             raise self._lost(self._topics)
+        return int(node[1].version)
+
+    def _transact(self, *operations: tuple[Any, ...]) -> list[Any] | None:
+        """Make operations of kazoo, each a name with arguments, in one transaction; return their results.
+
+        Return None when the version or the lack of a node prevented it.
+        """
+
+        def attempt() -> Any:
+            transaction = self._client.transaction()
+            for operation, *arguments in operations:
+                getattr(transaction, operation)(*arguments)
+            return transaction.commit_async()
+
+        results: list[Any] = self._call(attempt)
+        if any(isinstance(result, BadVersionError | NoNodeError) for result in results):
+            return None
+        if any(isinstance(result, KazooException) for result in results):
+            raise MillraceError(f"ZooKeeper at {self.session.zookeeper} refuses a transaction: {results}")
+        return results
 
     def _lost(self, path: str) -> MillraceError:
         self._check_identity()
@@ -566,7 +597,7 @@ class Cluster:
             if not same or found != known:
                 changes[name] = found
         if None in changes.values():
-            self._check_topics()  # a topic without an entry was deleted, unless all entries are lost
+            self._deletions()  # a topic without an entry was deleted, unless all entries are lost
         return changes
 
 

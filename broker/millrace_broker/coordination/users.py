@@ -14,6 +14,7 @@ import base64
 import json
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +57,7 @@ class Users:
         self._users: Mapping[str, Credentials] = {}
         self._notified: Mapping[str, Credentials] = self._users
         self._on_change: Callable[[], None] = lambda: None
+        self._reading = threading.Lock()
         self._watcher = Watcher(session, "users", "users", self._follow)
         session.call(session.client.ensure_path_async, self._path)
         with suppress(NodeExistsError):
@@ -86,6 +88,10 @@ class Users:
             self._on_change()
 
     def _read(self, *, strict: bool = False) -> None:
+        with self._reading:  # otherwise an older reading of another thread could bring back a deleted user
+            self._users = self._all(strict=strict)
+
+    def _all(self, *, strict: bool) -> Mapping[str, Credentials]:
         names = self._session.children(self._path, self._watcher.changed)
         if not names and self._session.get(self._path) is None:
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
@@ -102,7 +108,7 @@ class Users:
                     ) from None
                 logger.error("cannot read user %s in ZooKeeper, which stays as before: %s", name, error)
                 users |= {name: self._users[name]} if name in self._users else {}
-        self._users = users
+        return users
 
     # For administration of users; these methods wait for ZooKeeper
 

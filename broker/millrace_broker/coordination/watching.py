@@ -85,7 +85,8 @@ class WatchedList(Generic[T]):
         self._session, self._path, self._what, self._key, self._parse = session, path, what, key, parse
         self.value, self.version = parse([]), 0
         """The value, and a number that grows with each change of it."""
-        self._replacing = threading.Lock()
+        self._data = b""
+        self._reading = threading.Lock()
         self._watcher = Watcher(session, path.rpartition("/")[2], what, self._read)
         with suppress(NodeExistsError):
             session.call(session.client.create_async, path, self._encoded([]), makepath=True)
@@ -115,10 +116,14 @@ class WatchedList(Generic[T]):
         self._read()
 
     def _read(self) -> None:
-        data, stat = self._node()
-        with self._replacing:
-            if stat.mzxid > self.version:  # another thread may have read more than this one
-                self.value, self.version = self._decoded(data), stat.mzxid
+        with self._reading:  # otherwise an older reading of another thread could replace this one
+            # A new session may be with a server that lags behind. The node's own numbers do not tell: a
+            # ZooKeeper that was put back from an older copy begins again at smaller numbers.
+            self._session.call(self._session.client.sync_async, self._path)
+            data, _ = self._node()
+            if data != self._data:
+                self.value, self._data = self._decoded(data), data
+                self.version += 1  # last: a client that sees it also sees the value
 
     def _node(self) -> tuple[bytes, Any]:
         node = self._session.read_all([self._path], self._watcher.changed).get(self._path)

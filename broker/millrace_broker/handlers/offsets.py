@@ -178,12 +178,12 @@ def _look_up_epochs(call: Call[OffsetForLeaderEpochRequest]) -> OffsetForLeaderE
             partition = call.broker.partition(topic, wanted.partition)
             partition.check_epoch(wanted.current_leader_epoch)
             log = partition.log
-            if wanted.leader_epoch <= log.epochs.last:
+            if wanted.leader_epoch <= max(partition.leader_epoch, log.epochs.last):
                 end_of_log = log.high_watermark
                 starts = log.epochs.starts
                 epoch, end = log.epochs.end_of(wanted.leader_epoch, end_of_log)
-                if epoch == NO_EPOCH and wanted.leader_epoch >= 0 and starts:  # as Kafka: retention took it
-                    epoch, end = wanted.leader_epoch, starts[0][1]
+                if epoch == NO_EPOCH and wanted.leader_epoch >= 0:  # as Kafka: retention took it
+                    epoch, end = wanted.leader_epoch, starts[0][1] if starts else end_of_log
                 end = min(end, end_of_log)
         except BrokerError as failure:
             error = failure.code

@@ -343,8 +343,11 @@ class Broker:
             logger.error("%s-%s cannot be opened, and is copied from its leader: %s", *key, error)
             self._logs.set_unreadable_aside(*key, topic.topic_id)
             opened = self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
-        if not is_replica and opened.whole_end < opened.end:  # a copy, open since there were other replicas
-            opened.cut(opened.whole_end)
+        if not is_replica and opened.visible_end < opened.end:
+            # A copy, open since there were other replicas: their leader may have shown all whole appends.
+            if opened.whole_end < opened.end:
+                opened.cut(opened.whole_end)
+            opened.publish(opened.flush())
         return opened
 
     def _is_needed(self, state: PartitionState) -> bool:
@@ -368,13 +371,16 @@ class Broker:
             self._apply_to(one.key)  # it may be another topic's partition by now
             return
         one.opening = None  # it takes more memory than the partition
-        current = self._current(one.key, one.topic_id)
+        before, current = one.topic.partitions[one.key[1]], self._current(one.key, one.topic_id)
         if current is None:
             await self._dispose(one, self._delete_log)
         elif not self._keeps(current.partitions[one.key[1]]):
             del self._hosted[one.key]  # other brokers got it meanwhile
         else:
             one.topic = current
+            if current.partitions[one.key[1]].is_replicated != before.is_replicated:
+                self.mailbox.begin(self._open(one))  # a copy is not opened as the log of an only replica
+                return
             try:
                 self._serve(one, opened)
             except Exception as error:

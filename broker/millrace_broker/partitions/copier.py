@@ -127,7 +127,7 @@ class Copier:
 
     async def _flush(self, one: HostedPartition) -> None:
         """Flush copied bytes and acknowledge them to the leader, until nothing is left to flush."""
-        while (copying := one.copying) is not None and not (
+        while one.copying is not None and not (
             one.is_flushing or one.is_changing or one.log.end == one.log.flushed
         ):
             has_failed, one.is_flushing = False, True
@@ -142,9 +142,11 @@ class Copier:
             if one.log.flush_refusal is not None:
                 one.changes.notify()
                 return
-            is_current = one.copying is copying and not (has_failed or one.is_changing)
-            if is_current and one.thread is not None and (acked := copying.acked) is not None:
-                one.thread.ack(acked)
+            copying, thread = one.copying, one.thread  # the leader may be another one by now
+            if copying is None or thread is None or has_failed or one.is_changing:
+                continue
+            if (acked := copying.acked) is not None:
+                thread.ack(acked)
 
     async def _delete_records(self, one: HostedPartition, before: int) -> None:
         """Delete the records that the leader has deleted, so that they stay deleted if this replica leads."""

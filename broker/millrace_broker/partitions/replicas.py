@@ -436,8 +436,8 @@ class Replicas:
         self._events["elected"] += 1
         logger.info("leads %s in epoch %s from %s on", one.name, leading.epoch, leading.start)
         self._followers.changed(one.id)
-        leading.flushed()
-        partition.maybe_flush()
+        partition.flush()  # a flush of before may still run, and does not report to this leadership
+        leading.flushed()  # only now: if the flush of before has just ended, no other flush reports
         while self._leads(one, leading):
             self._maybe_stop(one)
             self._propose(one)

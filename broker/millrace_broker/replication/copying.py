@@ -78,8 +78,10 @@ class Copying:
         if copied.diverging_end != NOT_DIVERGING:
             diverging = EpochEnd(copied.diverging_epoch, copied.diverging_end)
             kept = self.following.cut_at(diverging, copied.committed)
-            position = max(self.log.start, copied.log_start)
-            return lambda log: self._cut(log, kept, position)
+            start, start_offset = copied.log_start, copied.start_offset
+            if self.log.start > start:
+                start, start_offset = self.log.start, self.log.snapshot[1].start_offset
+            return lambda log: self._cut(log, kept, start, start_offset)
         if answer.headers:
             self.log.append_copied(answer.headers, answer.batches, copied.segment)
             self._states.appended(self.log.whole)
@@ -94,9 +96,9 @@ class Copying:
         start, log = self._start_offset, self.log
         return start if log.log_start_offset < start <= log.high_watermark else None
 
-    def _cut(self, log: CutSide, kept: int | None, new_start: int) -> None:
+    def _cut(self, log: CutSide, kept: int | None, new_start: int, start_offset: int) -> None:
         if kept is None:
-            log.start_over_at(new_start)
+            log.start_over_at(new_start, start_offset)
         else:
             log.cut(kept)
         self._states = CommittedStates(self.log)

@@ -73,10 +73,15 @@ class Following:
         kept = shared if own.epoch != NO_EPOCH and shared >= log.start else None
         new_start = diverging.end if diverging.epoch == NO_EPOCH else log.start
         lost_from = max(log.start, new_start if kept is None else kept)
+        lost = ""
         if lost_from < min(log.committed, log.end):
+            lost = f"at {lost_from}, below the committed {log.committed}"
+        elif log.epochs.last == NO_EPOCH and new_start <= log.start:
+            lost = f"before {log.start}, where this log begins"  # to begin again would change nothing
+        if lost:
             raise ReplicaDiverged(
-                f"the leader {self.leader} of epoch {self.epoch} ends at {lost_from}, below the committed"
-                f" {self._log.committed}: it was elected by hand, or its disk was restored from an old copy",
+                f"the leader {self.leader} of epoch {self.epoch} ends {lost}: it was elected by hand, or its"
+                " disk was restored from an old copy",
                 leader_serves=leader_committed >= 0,
             )
         return kept

@@ -186,32 +186,31 @@ class LeaderThread(threading.Thread):
 
     def _copy(self, connection: Connection) -> None:
         """Copy over one connection, as long as it is open and there are partitions to copy."""
-        asked: dict[ReplicaPartition, Wanted] = {}
+        asked: dict[ReplicaPartition, tuple[int, Wanted]] = {}  # with the number of the request
         with self._lock:
             self._catching_up = None
             requested = (one for one in self._wants if one in self._limited - self._behind.keys())
             self._behind = dict.fromkeys([*requested, *self._behind])
             self._news = {partition: None for partition in self._wants if partition not in self._behind}
-        starts_over, unanswered, answer_by = True, 0, 0.0
+        sent, answered, answer_by = 0, 0, 0.0
         while self._wants and not (self._stopped or connection.needs_renewal):
             self._send_acks(connection)
             with self._lock:
                 until_next = self._seconds_to_next_behind()
                 has_room, has_news = self._untaken == 0, bool(self._news)
-            if has_room and (unanswered == 0 or has_news):
+            if has_room and (sent == answered or has_news):
                 # If the leader still delays its answer to the last request, this request ends that wait.
-                connection.send(
-                    ApiKey.REPLICA_FETCH, 0, self._request(asked, starts_over), timeout_s=TIMEOUT_S
-                )
-                starts_over, unanswered = False, unanswered + 1
+                sent += 1
+                body = self._request(asked, sent)
+                connection.send(ApiKey.REPLICA_FETCH, 0, body, timeout_s=TIMEOUT_S)
                 answer_by = time.monotonic() + MAX_WAIT_MS / 1000 + TIMEOUT_S
-            patience = answer_by - time.monotonic() if unanswered else TIMEOUT_S
+            patience = answer_by - time.monotonic() if sent > answered else TIMEOUT_S
             if connection.wait(self._wake_fd, max(0.0, min(patience, until_next))):
-                if not unanswered:
+                if sent == answered:
                     raise MillraceError("it has closed the connection")
-                self._take_answer(connection.receive(timeout_s=TIMEOUT_S), asked)
-                unanswered -= 1
-            elif unanswered and time.monotonic() > answer_by:
+                answered += 1
+                self._take_answer(connection.receive(timeout_s=TIMEOUT_S), asked, answered)
+            elif sent > answered and time.monotonic() > answer_by:
                 raise MillraceError("it does not answer")
 
     def _seconds_to_next_behind(self) -> float:
@@ -229,9 +228,9 @@ class LeaderThread(threading.Thread):
             return TIMEOUT_S
         return seconds
 
-    def _request(self, asked: dict[ReplicaPartition, Wanted], starts_over: bool) -> bytes:
-        """Return a request with all changes that were not sent to the leader yet, and update `asked`
-        accordingly.
+    def _request(self, asked: dict[ReplicaPartition, tuple[int, Wanted]], number: int) -> bytes:
+        """Return the request of this number over its connection, with all changes that were not sent to the
+        leader yet, and update `asked` accordingly.
         """
         with self._lock:
             news = list(islice(self._news, MAX_PARTITIONS))
@@ -241,9 +240,9 @@ class LeaderThread(threading.Thread):
             forgotten = [partition for partition in news if partition not in self._wants]
         for partition in forgotten:
             asked.pop(partition, None)
-        asked.update((one.partition, one) for one in wanted)
+        asked.update((one.partition, (number, one)) for one in wanted)
         request = ReplicaFetchRequest(
-            self._follower, self._directory, starts_over, MAX_WAIT_MS, ANSWER_BYTES, wanted, forgotten
+            self._follower, self._directory, number == 1, MAX_WAIT_MS, ANSWER_BYTES, wanted, forgotten
         )
         return encode_fetch(request)
 
@@ -256,7 +255,14 @@ class LeaderThread(threading.Thread):
             body = encode_ack(ReplicaAckRequest(self._follower, self._directory, acks))
             connection.send(ApiKey.REPLICA_ACK, 0, body, timeout_s=TIMEOUT_S, answered=False)
 
-    def _take_answer(self, body: memoryview, asked: dict[ReplicaPartition, Wanted]) -> None:
+    def _take_answer(
+        self, body: memoryview, asked: dict[ReplicaPartition, tuple[int, Wanted]], answered: int
+    ) -> None:
+        """Deliver the answer to the request of the number `answered`.
+
+        A partition that a later request names is left out: the leader answered an earlier position, maybe in
+        an earlier epoch.
+        """
         error, copied = decode_answer(body)
         if error:
             raise ERRORS.get(error, BrokerError)(f"it answers with error {error}")
@@ -266,7 +272,8 @@ class LeaderThread(threading.Thread):
                 self._limit.took(len(one.records))
             if one.partition == self._catching_up:
                 self._catching_up = None
-        received = [_checked(one, wanted) for one in copied if (wanted := asked.get(one.partition))]
+        found = [(one, asked[one.partition]) for one in copied if one.partition in asked]
+        received = [_checked(one, wanted) for one, (number, wanted) in found if number <= answered]
         if received:
             with self._lock:
                 self._untaken += 1

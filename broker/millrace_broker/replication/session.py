@@ -42,7 +42,7 @@ def check_epoch(leading: Leadership, known: int) -> None:
 class _Place:
     wanted: Wanted
     sent_starts: tuple[int, int] = (-1, -1)
-    """Start of the leader's log, and start of its readable part, as last sent to the follower."""
+    """Result of `_starts` for the leader's log, as last sent to the follower."""
     sent_committed: int = -1
     is_answered: bool = False
     """True between an answer and the follower's next position."""
@@ -148,6 +148,7 @@ class ReplicaSession:
                     diverging_epoch=diverging.epoch,
                     diverging_end=diverging.end,
                     log_start=log.start,
+                    start_offset=log.high_watermark if log.start == log.end else log.snapshot[1].start_offset,
                 )
             segment, records = log.read_raw(wanted.position, room)
         except BrokerError as error:
@@ -164,12 +165,20 @@ class ReplicaSession:
         except BrokerError:
             return None
         sent = place.sent_starts, place.sent_committed
-        if wanted.flushed < 0 or sent == ((log.start, log.log_start_offset), leading.committed):
+        if wanted.flushed < 0 or sent == (_starts(log), leading.committed):
             return None
         return _copied(place, leading, log)
 
 
 def _copied(place: _Place, leading: Leadership, log: LoopSide) -> Copied:
-    starts, committed = (log.start, log.log_start_offset), leading.committed
+    starts, committed = _starts(log), leading.committed
     place.sent_starts, place.sent_committed = starts, committed
     return Copied(place.wanted.partition, ErrorCode.NONE, committed, *starts)
+
+
+def _starts(log: LoopSide) -> tuple[int, int]:
+    """Return the start of the log, and the offset before which it has given up its records.
+
+    The offset may be lower: a reader of all records before the start continues from there.
+    """
+    return log.start, log.snapshot[1].start_offset

@@ -516,16 +516,18 @@ class PartitionLog:
                 raise StorageError(self.refusal) from error
             self._recover_again()
 
-    def start_over_at(self, position: int) -> None:
+    def start_over_at(self, position: int, start_offset: int = -1) -> None:
         """Delete everything and begin, empty, at a position; for a thread.
 
-        No other thread may use the log.
+        Readers that have read all records before `position` continue at `start_offset`, which may be lower;
+        -1: unknown. No other thread may use the log.
         """
         with self._checkpoint_lock, self._flush_lock, self._lock:
             if self.flush_refusal is not None:
                 raise StorageError(self.flush_refusal)
             self._lower_checkpoint(max(position, self._visible.end))
-            state = LogState(position, position, position, 0, None)
+            start_offset = start_offset if 0 <= start_offset <= position else position
+            state = LogState(position, start_offset, position, 0, None)
             try:
                 old = [segment for segment in self._files.segments if segment.base != position]
                 for segment in self._files.segments:
@@ -536,7 +538,7 @@ class PartitionLog:
                 remove_start(self.directory)  # the start of the dropped log, also in the old checkpoint
                 # A crash before this leaves a file after a gap, and a crash after it leaves files below the
                 # start.
-                empty = Files((Segment.open(path, SegmentFacts(position), Landmarks()),), position)
+                empty = Files((Segment.open(path, SegmentFacts(position), Landmarks()),), start_offset)
                 Checkpoint.of(state, empty, [], EpochMap(), state).write(self.directory)
                 self._checkpointed = position
                 for segment in old:

@@ -26,13 +26,15 @@ class Progress:
         {"offsets":   {topic: {partition: the next offset to read}},
          "topic_ids": {topic: id},        # a recreated topic has another id
          "next_base": {topic: {partition: where the next batch begins}},      # Millrace, where it is known
-         "begun_at":  {topic: {partition: where this micro-batch began it}}}  # partitions read the first time
+         "begun_at":  {topic: {partition: where this micro-batch began it}},  # partitions read the first time
+         "epochs":    {topic: {partition: leader epoch of the last batch}}}   # Millrace, where it is known
     """
 
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     topic_ids: Mapping[str, UUID] = field(default_factory=dict)
     next_base: Mapping[TopicPartition, int] = field(default_factory=dict)
     begun_at: Mapping[TopicPartition, int] = field(default_factory=dict)
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values. Equal progress makes equal text, which is how Spark compares it."""
@@ -40,10 +42,8 @@ class Progress:
             "offsets": _nested(self.offsets),
             "topic_ids": {topic: str(self.topic_ids[topic]) for topic in sorted(self.topic_ids)},
         }
-        for name, offsets in (("next_base", self.next_base), ("begun_at", self.begun_at)):
-            if offsets:
-                values[name] = _nested(offsets)
-        return values
+        optional = {"next_base": self.next_base, "begun_at": self.begun_at, "epochs": self.epochs}
+        return values | {name: _nested(numbers) for name, numbers in optional.items() if numbers}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
@@ -56,6 +56,7 @@ class Progress:
                 {topic: UUID(text) for topic, text in values["topic_ids"].items()},
                 _flat(values.get("next_base", {})),
                 _flat(values.get("begun_at", {})),
+                _flat(values.get("epochs", {})),
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             raise MillraceError(
@@ -114,8 +115,11 @@ def advance(
     topic_ids = {**before.topic_ids, **latest.topic_ids}
     kept = {p: offset for p, offset in before.offsets.items() if before.has_read(p, topic_ids)}
     offsets = {**kept, **offsets}
-    bases = {p: base for p, base in before.next_base.items() if kept.get(p) == offsets.get(p)}
-    return Progress(offsets, topic_ids, bases, begun_at)
+    bases, epochs = (
+        {p: number for p, number in numbers.items() if kept.get(p) == offsets.get(p)}
+        for numbers in (before.next_base, before.epochs)
+    )
+    return Progress(offsets, topic_ids, bases, begun_at, epochs)
 
 
 def share_out(lags: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:

@@ -30,6 +30,8 @@ from millrace_spark.source.data_source import CutPartition
 from millrace_spark.source.options import Position
 from millrace_spark.source.progress import Progress, advance, ranges_between
 from millrace_spark.source.rows import RowReader
+from millrace_warehouse.history.manifest import PartitionRange
+from millrace_warehouse.history.same_log import cut_log
 from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES
 from millrace_warehouse.log.reading import has_byte_positions
 
@@ -78,6 +80,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = advance(before, latest, begun_at, self._offsets_of(limit))
         if start and not begun_at and after.offsets == before.offsets:
             return start
+        if self.options.fail_on_data_loss:
+            self._check_not_cut(before, after)
         if has_byte_positions(self.client):
             after = self._to_batch_ends(before, after)
         return after.to_json()
@@ -155,13 +159,29 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if end > 0 and (key in after.begun_at or before.offsets.get(key) != end):
                 topic, partition = key
                 moved.setdefault(topic, {})[partition] = end
-        next_offsets, bases = dict(after.offsets), dict(after.next_base)
+        next_offsets, bases, epochs = dict(after.offsets), dict(after.next_base), dict(after.epochs)
         for topic, ends in moved.items():
             for partition, cursor in offsets.to_batch_ends(self.client, topic, ends).items():
                 next_offsets[topic, partition] = cursor.next_offset
                 if cursor.next_base is not None:
                     bases[topic, partition] = cursor.next_base
-        return Progress(next_offsets, after.topic_ids, bases, after.begun_at)
+                if cursor.epoch >= 0:
+                    epochs[topic, partition] = cursor.epoch
+        return Progress(next_offsets, after.topic_ids, bases, after.begun_at, epochs)
+
+    def _check_not_cut(self, before: Progress, after: Progress) -> None:
+        """Refuse a partition with news whose log no longer holds the last batch that was read."""
+        parts: dict[str, list[PartitionRange]] = {}
+        for key, epoch in before.epochs.items():
+            if after.offsets[key] != (end := before.offsets[key]):
+                part = PartitionRange(partition=key[1], start=end, end=end, end_epoch=epoch)
+                parts.setdefault(key[0], []).append(part)
+        for topic, of_topic in parts.items():
+            if cut := cut_log(self.client, topic, of_topic):
+                raise MillraceError(
+                    f"{cut}; start with a new checkpoint, or set failOnDataLoss=false to continue in the"
+                    " present log"
+                )
 
 
 def _check_nothing_lost(before: Progress, ends: Progress) -> None:

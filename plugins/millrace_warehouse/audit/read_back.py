@@ -1,13 +1,14 @@
 """Rows, tombstones and rejected messages of a load, counted in its stored files.
 
 Reads the columns of the audit header and the record's time. Ignores the load's own statements about its rows,
-except for files that `expire` has deleted: the rows of those files were counted in the table.
+except for files that `expire` has deleted. The manifest has the sequences of their rows with a header, and
+only the number of their rows without a header, which are reported as uncounted.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -23,6 +24,7 @@ from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of, start_ms
 from millrace_warehouse.history.layout import Topic, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.schemas import read_schema
 from millrace_warehouse.history.stored import erased_sequences_of, sequences_of
 from millrace_warehouse.sequences import FileRows
 from millrace_warehouse.storage import Storage, open_file
@@ -84,25 +86,30 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
                 bad.append(f"{topic}/{aside.path} is gone")
         except (pa.ArrowException, OSError) as error:
             bad.append(f"{topic}/{aside.path} cannot be read: {str(error).splitlines()[0]}")
-    counts = SequenceCounts()
+    counts, uncounted = SequenceCounts(), Counter[str]()
     for rows in hours.values():
         counts.merge(rows.counts)
     if expired_hours:
-        _add_expired(sequences_of(storage, manifest), expired_hours, counts)
+        uncounted.update({hour: hours[hour].rows for hour in expired_hours})
+        _add_expired(sequences_of(storage, manifest), counts, uncounted)
+        if read_schema(topic, manifest.schema).time_field:  # the hour is not that of the records' times
+            uncounted = Counter({UNFILED: uncounted.total()})
     erased = erased_sequences_of(storage, manifest)
     return ReadBack(
         counts=counts,
         bad=bad,
         erased=erased,
         unkeyed=_unkeyed(hours, tombstones),
-        hours=_hours(manifest, {hour: rows.rows for hour, rows in hours.items()}, erased),
+        hours=_hours(manifest, {hour: rows.rows for hour, rows in hours.items()}, erased, uncounted),
         rejected=rejected_messages(storage, manifest),
     )
 
 
-def _add_expired(stated: SequenceCounts, hours: Set[str], counts: SequenceCounts) -> None:
+def _add_expired(stated: SequenceCounts, counts: SequenceCounts, uncounted: Counter[str]) -> None:
+    """Count the stated sequences of the hours in `uncounted`, and take their rows out of it."""
     for key, tally in stated.tallies.items():
-        if hour_of(key.window // _HOUR_MS) in hours:
+        if (hour := hour_of(key.window // _HOUR_MS)) in uncounted:
+            uncounted[hour] -= tally.total
             for first, last in tally.ranges():
                 counts.add(*key, first, last)
 
@@ -124,17 +131,22 @@ def _unkeyed(hours: Mapping[str, FileRows], tombstones: Counter[int]) -> dict[in
     return {window: UnkeyedRows(window, rows[window], unfiled[window]) for window in sorted(rows)}
 
 
-def _hours(manifest: LoadManifest, rows: Mapping[str, int], erased: SequenceCounts) -> list[HourRows]:
-    """Return the rows of each hour. For each hour, add the erased rows that had no audit header."""
+def _hours(
+    manifest: LoadManifest, rows: Mapping[str, int], erased: SequenceCounts, uncounted: Counter[str]
+) -> list[HourRows]:
+    """Return the rows of each hour, with its erased and uncounted rows that had no audit header."""
     without = Counter[str]()
     for each in manifest.erased:
         without[each.hour] += each.rows
     for key, tally in erased.tallies.items():
         without[hour_of(key.window // _HOUR_MS)] -= tally.total
     named = sorted({*rows, *(hour for hour, count in without.items() if count > 0)} - {UNFILED})
-    rows_by_hour = [HourRows(start_ms(hour), rows.get(hour, 0), max(without[hour], 0)) for hour in named]
-    if without[UNFILED] > 0:
-        rows_by_hour.append(HourRows(NOTHING, 0, without[UNFILED]))
+    without, uncounted = +without, +uncounted
+    rows_by_hour = [
+        HourRows(start_ms(hour), rows.get(hour, 0), without[hour], uncounted[hour]) for hour in named
+    ]
+    if without[UNFILED] or uncounted[UNFILED]:
+        rows_by_hour.append(HourRows(NOTHING, 0, without[UNFILED], uncounted[UNFILED]))
     return rows_by_hour
 
 

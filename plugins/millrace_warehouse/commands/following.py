@@ -41,7 +41,7 @@ from millrace_warehouse.load.open_load import OpenLoad
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.resident import Answer, Branch, Resident
 from millrace_warehouse.load.task import RunTasks
-from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.catalog import CatalogError, connect
 from millrace_warehouse.publish.live import Live, ShownTail, Tail
 from millrace_warehouse.requests import Load
 from millrace_warehouse.storage import open_storage
@@ -54,6 +54,8 @@ BROKERS_S = 10.0
 """Time limit of a request to the brokers: a longer wait would keep other topics waiting."""
 SWEEP_S = 3600.0
 """Pause between two sweeps of metadata files, and the age of files that a sweep deletes."""
+OUTAGE_TIMES, LONGEST_OUTAGE_S = 4.0, 600.0
+"""Pause after a catalog's failure, as a multiple of the time that the failure took, and its limit."""
 TURNS_BEHIND = 20
 """Turns in a row that leave messages, after which one process is called too slow for a topic."""
 
@@ -79,6 +81,19 @@ def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
 HERE = Engine(run_tasks=_run_here, cores=lambda: 1, is_here=True)
 
 
+@dataclass(slots=True)
+class Outage:
+    """The last failure of a catalog, which is then left alone: its time limits would delay loads."""
+
+    error: Exception | None = None
+    until: float = 0.0
+    """Time of the monotonic clock until which the catalog is left alone."""
+
+    def note(self, error: Exception, took_s: float) -> None:
+        """Leave the catalog alone in proportion to the time that the failed question took."""
+        self.error, self.until = error, time.monotonic() + min(OUTAGE_TIMES * took_s, LONGEST_OUTAGE_S)
+
+
 class LiveBranch(Branch):
     """Branch `live` of a topic's table, as a resident loader keeps it up to date."""
 
@@ -88,11 +103,14 @@ class LiveBranch(Branch):
         open_catalog: Callable[[], Catalog],
         lease_s: float,
         clock: Callable[[], float] = time.time,
+        outage: Outage | None = None,
     ) -> None:
+        """`outage` is shared by the branches that ask one catalog in turn."""
         self.trouble: str | None = None
         """Reason why the branch is behind; None while it is not."""
         self._topic, self._open_catalog, self._lease_s, self._clock = topic, open_catalog, lease_s, clock
         self._live: Live | None = None
+        self._of_catalog, self._of_table = outage or Outage(), Outage()
         self._sweep_at = clock() + SWEEP_S
 
     @property
@@ -120,6 +138,11 @@ class LiveBranch(Branch):
         )
 
     def _ask(self, question: Callable[[Live], ShownTail | None], load: OpenLoad | None) -> Answer:
+        began = time.monotonic()
+        for outage in (self._of_catalog, self._of_table):
+            if outage.error is not None and began < outage.until:
+                self._note(outage.error)
+                return Answer.UNKNOWN
         try:
             if self._live is None:
                 catalog = self._open_catalog()
@@ -128,11 +151,13 @@ class LiveBranch(Branch):
             shown = question(self._live)
             self._sweep(self._live)
         except Exception as error:  # also of a catalog's library: loads go on whatever it raises
+            outage = self._of_catalog if isinstance(error, CatalogError) else self._of_table
+            outage.note(error, time.monotonic() - began)
             self._note(error)
             return Answer.UNKNOWN
         self.trouble = None
         is_of_other = shown is not None and (load is None or shown.attempt != load.attempt)
-        return Answer.TAKEN if shown and is_of_other and shown.until > self._clock() else Answer.SHOWN
+        return Answer.TAKEN if shown and is_of_other and shown.is_leased(self._clock()) else Answer.SHOWN
 
     def _sweep(self, live: Live) -> None:
         if self._clock() >= self._sweep_at:
@@ -170,6 +195,7 @@ class Follower:
         engine: Engine,
         opened: ExitStack,
         open_catalog: Callable[[], Catalog],
+        outage: Outage,
     ) -> None:
         self.topic = topic
         self.started = time.time()
@@ -181,8 +207,11 @@ class Follower:
         """True if a person must act; the topic has no more turns."""
         self.branch: LiveBranch | NoBranch = NoBranch()
         self._request = request
+        self._is_checked = False
+        """True if the folder was compared with the auditor's counts since the newest load."""
         if request.live:
-            self.branch = LiveBranch(topic, open_catalog, LEASE_INTERVALS * request.every_s)
+            lease_s = LEASE_INTERVALS * request.every_s
+            self.branch = LiveBranch(topic, open_catalog, lease_s, outage=outage)
         self._advises = engine.is_here
         """True until the log has named the other engine."""
         context = opened.enter_context(
@@ -201,7 +230,7 @@ class Follower:
 
     def turn(self) -> LoadResult | None:
         """Let the topic read on. Return the load that was made. An error is noted, once for each cause."""
-        made = self._try(self.resident.turn)
+        made = self._try(self._turn)
         if self._advises and self.resident.turns_behind >= TURNS_BEHIND:
             self._advises = False
             logger.warning(
@@ -216,39 +245,36 @@ class Follower:
         """Make the last load, of what was read. Return it."""
         return self._try(self.resident.stop)
 
-    def check(self) -> list[str]:
-        """Refuse a topic that must not be loaded into this warehouse. Return notes."""
-        check_topic(self.topic)
-        return compare_with_auditor(self._request.auditor, self.topic)
+    def _turn(self) -> LoadResult | None:
+        """Let the topic read on, unless it must not be loaded into this warehouse."""
+        if not self._is_checked:
+            check_topic(self.topic)
+            for note in compare_with_auditor(self._request.auditor, self.topic):
+                logger.warning(note)
+            self._is_checked = True
+        return self.resident.turn()
 
     def _try(self, work: Callable[[], LoadResult | None]) -> LoadResult | None:
         try:
             result = work()
             self.trouble = None
             return None if result is None else self._counted(result)
-        except (RefusedLog, ConfigError) as error:
-            self.end(error)
+        except (RefusedLog, ConfigError) as error:  # the topic gets no more turns
+            self.trouble, self.is_over = str(error), True
+            logger.error("%s: %s; the topic is not loaded any more", self.topic, error)
         except Exception as error:  # of one topic: the other topics go on
             if (text := _text_of(error)) != self.trouble:
                 logger.warning("%s: %s; the next turn tries again", self.topic, text, exc_info=is_bug(error))
             self.trouble = text
         return None
 
-    def end(self, error: Exception) -> None:
-        """Give the topic no more turns."""
-        self.trouble, self.is_over = str(error), True
-        logger.error("%s: %s; the topic is not loaded any more", self.topic, error)
-
     def _counted(self, result: LoadResult) -> LoadResult:
         self.loads += 1
         self.rows += result.rows
+        self._is_checked = False  # for the next load
         notes = [*notes_on(self.topic, self._request, result)]
         if isinstance(self.branch, NoBranch):
             notes += show_live(self._request, self.topic)
-        try:
-            notes += self.check()  # for the next load
-        except MillraceError as error:
-            self.end(error)
         return replace(result, notes=[*result.notes, *notes])
 
 
@@ -344,7 +370,7 @@ def follow_topics(
             # Opened when it is first needed: a catalog that is down delays no load.
             return cache(lambda: opened.enter_context(connect(storage, request.catalog)))
 
-        shared = catalog_once()
+        shared, outage = catalog_once(), Outage()
         numbers.followers = followers = [
             Follower(
                 request.for_topic(name),
@@ -352,15 +378,10 @@ def follow_topics(
                 engine,
                 opened,
                 shared if engine.is_here else catalog_once(),
+                outage if engine.is_here else Outage(),
             )
             for name in request.topics
         ]
-        for follower in followers:
-            try:
-                for note in follower.check():
-                    logger.warning(note)
-            except MillraceError as error:
-                follower.end(error)
         follow = partial(_follow, stop, request.every_s, on_load)
         if engine.is_here:
             follow(followers)

@@ -83,7 +83,7 @@ def show_reloaded(request: Reload, topic: Topic) -> list[str]:
 def compare_with_auditor(url: str, topic: Topic) -> list[str]:
     """Compare the topic's folder with the auditor's counts. Return a note when the auditor does not answer.
 
-    Raise MillraceError when the auditor has counted a load that the topic's folder does not have.
+    Raise RefusedLog when the auditor has counted a load that the topic's folder does not have.
     """
     try:
         counted = newest_counted(url, topic.name) if url else None

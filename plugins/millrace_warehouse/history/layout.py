@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.history.manifest import (
     LoadManifest,
     M,
@@ -111,12 +111,12 @@ class Topic:
 def check_topic(topic: Topic) -> None:
     """Refuse a topic whose folder would lie among the warehouse's own files, or holds loads of format 2."""
     if topic.name.startswith((CATALOG, ".")):
-        raise MillraceError(
+        raise ConfigError(
             f"topic {topic} cannot be loaded: a warehouse keeps its own files under names that begin with"
             f" {CATALOG if topic.name.startswith(CATALOG) else 'a dot'}; give the topic another name"
         )
     if any(name.startswith(OLD_LOAD) for name in topic.storage.names(topic.name, after=OLD_LOAD)):
-        raise MillraceError(
+        raise ConfigError(
             f"{topic.storage.root}/{topic} holds loads of the warehouse format 2, and this release reads"
             " format 3: load into a new warehouse, and read the old one with the release that wrote it"
         )

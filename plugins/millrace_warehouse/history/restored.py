@@ -6,13 +6,13 @@ auditor that has counted later loads reveals the loss.
 
 from __future__ import annotations
 
-from millrace.errors import MillraceError
 from millrace_audit.answer import NewestLoad
 from millrace_warehouse.history import layout
+from millrace_warehouse.history.same_log import RefusedLog
 
 
 def check_not_restored(topic: layout.Topic, counted: NewestLoad | None) -> None:
-    """Raise MillraceError unless the folder has the newest load, if any, that an auditor counted."""
+    """Raise RefusedLog unless the folder has the newest load, if any, that an auditor counted."""
     if counted is None:
         return
     path = layout.load_path(topic.name, counted.load)
@@ -23,7 +23,7 @@ def check_not_restored(topic: layout.Topic, counted: NewestLoad | None) -> None:
         what = f"{path} is not the load that the auditor counted"
     else:
         return
-    raise MillraceError(
+    raise RefusedLog(
         f"{what}: was {topic.storage.uri(topic.name)} restored from an older copy? Restore a newer one; to go"
         f' on with this one, run `millrace audit {topic} --replace-loads --reason "..."` first'
     )

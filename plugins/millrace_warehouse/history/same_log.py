@@ -16,7 +16,9 @@ from millrace_warehouse.history.manifest import LoadManifest, PartitionRange
 
 
 class RefusedLog(MillraceError):
-    """A log that must not be loaded before a person has acted: trying again does not help."""
+    """A log that must not be loaded, or not into this folder, before a person has acted: trying again does
+    not help.
+    """
 
 
 def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str | None:

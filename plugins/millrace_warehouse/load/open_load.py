@@ -210,9 +210,17 @@ class OpenLoad:
     def complete(self) -> LoadManifest:
         """Merge the files and account for all offsets. Return the manifest, ready to be created.
 
-        Raise MillraceError as `range_writer.write_ranges` does, and Conflict when another run has pinned
-        another schema for the topic's first load.
+        Raise MillraceError as `range_writer.write_ranges` does. Raise Conflict when files of the load are
+        gone, and when another run has pinned another schema for the topic's first load.
         """
+        stored = {f"{self._folder}/{listed.path}" for listed in self.topic.storage.files(self._folder)}
+        files = (
+            file
+            for result in self._results
+            for file in (*(data for data, _ in result.files), *result.rejected, *result.tombstones)
+        )
+        if any(f"{self.topic}/{file.path}" not in stored for file in files):
+            raise Conflict("files of the open load are gone")  # as after a restore of the topic's folder
         parts = [part for _, part in sorted(self._parts.items())]
         whole = next(part.range for part in parts if part.range is not None)
         into = self._task(Cut(whole, whole.start, whole.end), 0, "")

@@ -88,8 +88,8 @@ class Resident:
         self._answer: Answer | None = None
         """The branch's last answer; None before the first."""
         self._rests_until = 0.0
-        self._healed: str | None = None
-        """Hash of the newest load whose entry in the ledger was looked up."""
+        self._newest: LoadManifest | None = None
+        """Newest load that was seen. Its entry in the ledger was looked up."""
 
     @property
     def is_behind(self) -> bool:
@@ -112,7 +112,7 @@ class Resident:
         except RefusedLog:
             self._drop()
             raise
-        except Conflict:  # another run has pinned another schema
+        except Conflict:  # another run has pinned another schema, or files of the open load are gone
             self._drop()
             return None
 
@@ -146,10 +146,20 @@ class Resident:
         return self._read_on(newest)
 
     def _newest_load(self) -> LoadManifest | None:
-        newest = layout.newest_load(self._topic)
-        if newest is not None and newest.sha256 != self._healed:
+        """Return the newest load. Raise RefusedLog if the topic's folder no longer has the load that was the
+        newest before: the auditor may have counted it, so its number must not be used again.
+        """
+        newest, before = layout.newest_load(self._topic), self._newest
+        if newest is None or before is None or newest.sha256 != before.sha256:
+            if before is not None and not _has(self._topic, before, newest):
+                path = layout.load_path(self._topic.name, before.load)
+                raise RefusedLog(
+                    f"{path} is gone or was replaced while this loader ran: was"
+                    f" {self._topic.storage.uri(self._topic.name)} restored from an older copy? Restore a"
+                    " newer one, then start the loader again"
+                )
             heal(self._run.context, newest)
-            self._healed = newest.sha256
+            self._newest = newest
         return newest
 
     def _settle(self, newest: LoadManifest | None) -> LoadResult | None:
@@ -224,7 +234,9 @@ class Resident:
         if self._answer is Answer.OFF:
             self._rests_until = self._clock() + UNSHOWN_S
         try:
-            return record_made(self._run, load.plan, manifest, load.pinned)
+            result = record_made(self._run, load.plan, manifest, load.pinned)
+            self._newest = manifest
+            return result
         finally:
             self._show(None)
 
@@ -235,9 +247,11 @@ class Resident:
             load.discard()
 
     def _drop(self) -> None:
-        """Give the open load up: no load will have what was read of it."""
+        """Give the open load up. Its files stay if a create without an answer may still make it."""
         load, self._load = self._load, None
-        if load is not None and self._ask(lambda: self._branch.withdraw(load)) is not Answer.UNKNOWN:
+        if load is None or self._ask(lambda: self._branch.withdraw(load)) is Answer.UNKNOWN:
+            return
+        if load.manifest is None:
             load.discard()
 
     def _show(self, load: OpenLoad | None) -> Answer:
@@ -246,3 +260,11 @@ class Resident:
     def _ask(self, question: Callable[[], Answer]) -> Answer:
         self._answer = question()
         return self._answer
+
+
+def _has(topic: layout.Topic, load: LoadManifest, newest: LoadManifest | None) -> bool:
+    """Return True if a topic's folder, whose newest load is given, has this very load."""
+    if newest is None or newest.load < load.load:
+        return False
+    there = newest if newest.load == load.load else layout.read_load(topic, load.load)
+    return there.sha256 == load.sha256

@@ -20,6 +20,8 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.topic_names import table_name
@@ -110,7 +112,20 @@ def _metastore(name: str, settings: dict[str, str]) -> Catalog:
 
 def _open(connect_once: Callable[[], Catalog]) -> Catalog:
     # Repeated: if two processes create a new SQL catalog's tables at once, one of them is refused.
-    return ask_catalog("catalog", connect_once)
+    catalog = ask_catalog("catalog", connect_once)
+    if isinstance(catalog, SqlCatalog):
+        _open_for_each_use(catalog)
+    return catalog
+
+
+def _open_for_each_use(catalog: SqlCatalog) -> None:
+    """Let the catalog keep no SQLite file open: after a copy was put in its place, an open file is no longer
+    the catalog.
+    """
+    pooled = catalog.engine
+    if pooled.dialect.name == "sqlite" and pooled.url.database:  # a catalog in memory is its connection
+        pooled.dispose()
+        catalog.engine = create_engine(pooled.url, echo=pooled.echo, poolclass=NullPool)
 
 
 def refuse_network_file_system(path: Path) -> None:

@@ -70,6 +70,8 @@ SHOWN = "millrace.live.shown"
 GC = "gc.enabled"
 SNAPSHOTS = 12
 """Snapshots of the branch that are kept: a query that began earlier than these commits may fail."""
+CLOCKS_S = 300.0
+"""Most seconds by which the clocks of two loaders may differ."""
 _FOR_EVER = 1 << 53
 """Milliseconds of retention, so that no other program's expiry removes the branch or its snapshots."""
 
@@ -101,6 +103,14 @@ class ShownTail:
     """Partition -> end offset."""
     until: float
     """Time in seconds since the epoch until which another loader leaves the tail alone."""
+    lease_s: float = 1e12
+    """Seconds before `until` at which the lease was given. Properties of older versions do not state them."""
+
+    def is_leased(self, now: float) -> bool:
+        """Return True while another loader leaves the tail alone. A lease that a clock gave which was far
+        ahead is none: it could last for days.
+        """
+        return now < self.until <= now + self.lease_s + CLOCKS_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +243,8 @@ class Live:
         """Number of commits that the catalog refused, or that came too late."""
         self._record: Publication | None = None
         """Newest publication that was read."""
+        self._broken: int | None = None
+        """Head of the branch whose own files are gone, as after a restore of the catalog."""
         self._written: dict[str, float] = {}
         """Metadata file that this object wrote -> time in seconds since the epoch."""
 
@@ -270,6 +282,8 @@ class Live:
         if table is None:
             return None
         shown, history = _Shown.of(table), _History.read(topic, table, self._record)
+        if head_of(table, LIVE) == self._broken:
+            shown = None
         now, record = history.now, history.record
         self._record = record
         waiting = _Part(keeps=shown is not None and _continues(topic, now, shown))
@@ -293,17 +307,22 @@ class Live:
             rows.keeps = True
             now = replace(now, attempt=there.attempt, tail_files=shown.tail_files)
         if shown is not None and replace(now, tail=shown.tail, waiting=shown.waiting) == shown:
-            lease_is_long = own is None or (there and there.until - self._context.clock() > own.lease_s / 2)
-            if waiting.keeps and lease_is_long and table.properties.get(GC) == "false":
+            time = self._context.clock()
+            lease_is_long = there and there.is_leased(time) and there.until - time > there.lease_s / 2
+            if waiting.keeps and (own is None or lease_is_long) and table.properties.get(GC) == "false":
                 return there
         if own is not None:
             until = self._context.clock() + own.lease_s
             ends = {str(partition): end for partition, end in own.ends.items()}
-            there = ShownTail(load=own.load, attempt=own.attempt, ends=ends, until=until)
+            there = ShownTail(load=own.load, attempt=own.attempt, ends=ends, until=until, lease_s=own.lease_s)
         properties = {TAIL: json.dumps(asdict(there)) if there is not None else "", ON: "true", GC: "false"}
         columns = missing_columns(topic, table, schema)
         layout = LayoutChange(specs=layouts.new_specs, orders=layouts.new_orders)
-        made = _LiveCommit(table, shown, now, rows, waiting, keeps_main, columns, layout, properties)
+        try:
+            made = _LiveCommit(table, shown, now, rows, waiting, keeps_main, columns, layout, properties)
+        except Conflict:  # a manifest is gone
+            self._broken = head_of(table, LIVE)
+            raise
         try:
             made.make()
         except Conflict:
@@ -336,7 +355,7 @@ class Live:
             return None, there
         if there is None or there.attempt == tail.attempt:
             return tail, there
-        return (None, there) if there.until > self._context.clock() else (tail, None)
+        return (None, there) if there.is_leased(self._context.clock()) else (tail, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +416,8 @@ class _History:
 def wrong_files(topic: Topic, table: Table) -> list[str] | None:
     """Return a line for each file that branch `live` lacks or has too much; None if the branch is behind.
 
-    The files of a tail are not looked at. Raise MillraceError when a manifest of a load is missing.
+    The files of a tail are not looked at. Raise MillraceError when a manifest of a load or of the table is
+    missing.
     """
     shown, history = _Shown.of(table), _History.read(topic, table)
     if shown is None or not history.is_shown_by(shown):
@@ -405,14 +425,15 @@ def wrong_files(topic: Topic, table: Table) -> list[str] | None:
     if _was_changed(table, history.record):
         return []  # `main` is reported
     there = Counter[str]()
-    for number, manifest in enumerate(_manifests(table, LIVE)):
-        if number >= shown.tail:
-            there.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
-    expected = Counter(
-        entry.data_file.file_path
-        for manifest in _manifests(table, MAIN_BRANCH)
-        for entry in manifest.fetch_manifest_entry(table.io)
-    )
+    with reading(table):
+        for number, manifest in enumerate(_manifests(table, LIVE)):
+            if number >= shown.tail:
+                there.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
+        expected = Counter(
+            entry.data_file.file_path
+            for manifest in _manifests(table, MAIN_BRANCH)
+            for entry in manifest.fetch_manifest_entry(table.io)
+        )
     layouts = TableLayouts(topic, table.metadata)
     for load, hours in history.waiting(topic):
         expected.update(entry.file_path for entry in entries_of(topic, load, hours, layouts))
@@ -468,7 +489,8 @@ class _LiveCommit(BranchCommit):
         super().__init__(table, columns, layout, changed)
 
     def write(self) -> Sequence[ManifestFile]:
-        before, shown = _manifests(self.table, LIVE), self._shown
+        shown = self._shown
+        before = _manifests(self.table, LIVE) if shown is not None else []
         first, second = (shown.tail, shown.tail + shown.waiting) if shown is not None else (0, 0)
         tail = self._part(self._tail, before[:first])
         waiting = self._part(self._waiting, before[first:second])

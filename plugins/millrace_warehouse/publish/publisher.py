@@ -290,13 +290,28 @@ class _Attempts:
         """Return the verdict to use if the auditor's verdict is not valid for these rows, else None.
 
         The rows no longer change, so the auditor is asked once more: it may have counted the newest rows
-        meanwhile.
+        meanwhile. Raise Conflict if it has also counted a load or edition that was made since this run read
+        the newest ones.
         """
         topic = self._topic.name
         if refusal(topic, self._judgements[hour].loads, held) is None:
             return None
         self._judgements[hour] = judged = self._judge([hour])[hour]
+        newer = [
+            each
+            for each in judged.loads
+            if each.load not in held.loads or each.edition > held.loads[each.load].edition
+        ]
+        if any(self._exists(each) for each in newer):
+            raise Conflict("a load was made while the auditor was asked")
         return judged.verdict if judged.verdict.verdict != COMPLETE else refusal(topic, judged.loads, held)
+
+    def _exists(self, counted: LoadHour) -> bool:
+        """Return True if the folder has a load's edition that the auditor has counted."""
+        try:
+            return self._editions(counted.load, counted.edition)[0] == counted.sha256
+        except MillraceError:  # it is gone
+            return False
 
     def _follow(self, state: TableState) -> None:
         topic, after = self._topic, state.through.load

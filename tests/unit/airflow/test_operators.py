@@ -636,7 +636,7 @@ def test_a_timeout_while_a_job_begins_leaves_none_running(
 
     def then_time_out(*arguments: Any, **options: Any) -> None:
         run(*arguments, **options)
-        wait_until("the command runs", pid.exists)
+        wait_until("the command runs", lambda: pid.exists() and pid.read_text())
         raise AirflowTaskTimeout("Timeout")
 
     monkeypatch.setattr(subprocess, "run", then_time_out)
@@ -645,7 +645,7 @@ def test_a_timeout_while_a_job_begins_leaves_none_running(
         operator.execute(context())
     operator.on_kill()
     assert jobs(tmp_path) == []
-    wait_until("the command is gone", lambda: pid.read_text() and not Path("/proc", pid.read_text()).exists())
+    wait_until("the command is gone", lambda: not Path("/proc", pid.read_text()).exists())
 
 
 @pytest.mark.slow

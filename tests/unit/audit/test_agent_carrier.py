@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from millrace.topics_file import VARIABLE
 from millrace_agent import carrier
@@ -17,7 +18,7 @@ from millrace_agent.spool import Event, Spool
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.event import read_header
 from millrace_audit.reports.fingerprints import fingerprint, is_strong, wrapped
-from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Report
+from millrace_audit.reports.messages import FOR_EVER, AuditCodec, AuditRecord, Hello, Report
 from millrace_audit.reports.record_header import RecordHeader, audit_header, topic_tag
 from tests.unit.audit.test_messages import Ids
 
@@ -28,6 +29,7 @@ class Brokers:
     def __init__(self) -> None:
         self.registry = Ids()
         self.codec = AuditCodec(self.registry)
+        self.said: list[AuditRecord | None] = []
         self.heard: list[Report | int] = []
         self.sent: list[tuple[bytes | None, RecordHeader | None]] = []
         self._delivered: list[Callable[[], None]] = []
@@ -35,8 +37,17 @@ class Brokers:
 
     def publish(self, messages: Sequence[bytes], *, give_up_at: float) -> int:
         records = [self.codec.decode(message) for message in messages]
+        self.said += records
         self.heard += [record for record in records if isinstance(record, Report)]
         return 0
+
+    def check_cluster(self, *_: Any, **__: Any) -> None:
+        """The cluster has the agent's name for it."""
+
+    def purge(self) -> None:
+        """Nothing waits."""
+
+    close = purge
 
     def produce(
         self,
@@ -74,7 +85,9 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
     spool.close()
 
 
-def carrier_of(spool: Spool, brokers: Brokers, caught_up: Callable[[], float]) -> Carrier:
+def carrier_of(
+    spool: Spool, brokers: Brokers, caught_up: Callable[[], float], behind: Collection[str] = ()
+) -> Carrier:
     return Carrier(
         spool,
         "",
@@ -85,6 +98,7 @@ def carrier_of(spool: Spool, brokers: Brokers, caught_up: Callable[[], float]) -
         lateness_ms=0,
         report_interval_s=10,
         caught_up=caught_up,
+        behind=lambda: behind,
     )
 
 
@@ -153,6 +167,39 @@ def test_a_message_without_a_key_for_a_compacted_topic_is_reported_as_failed_wit
     assert trouble.endswith("a compacted topic takes only messages with a key: send a key")
 
 
+def test_an_agent_goes_on_with_a_new_client_after_a_fatal_error(
+    brokers: Brokers, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_700_000_123_456
+    clients = 0
+    poll = brokers.poll
+
+    def connected(*_: Any) -> Brokers:
+        nonlocal clients
+        clients += 1
+        brokers.error = None
+        return brokers
+
+    monkeypatch.setattr(carrier, "connected", connected)
+    monkeypatch.setattr(carrier, "RETRY_S", (0.0, 0.0))
+
+    def poll_after_the_error(timeout_s: float) -> None:
+        monkeypatch.setattr(brokers, "poll", poll)
+        brokers.error = KafkaError(KafkaError._PURGE_QUEUE)
+        raise KafkaException(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True))
+
+    carrying = carrier_of(spool, brokers, lambda: now / 1000)
+    spool.take([Event.of_value("t", now, None, b"{}")]).result()
+    carrying._carry()
+    monkeypatch.setattr(brokers, "poll", poll_after_the_error)
+    for _ in range(4):
+        carrying._carry()
+    carrying._report()
+    (window,) = [w for one in brokers.heard if isinstance(one, Report) for w in one.windows]
+    assert (window.acknowledged.pairs(), window.failed.pairs()) == ([[1, 1]], [[0, 0]])
+    assert (clients, spool.events, carrying.troubles) == (2, 0, [])
+
+
 def test_an_agent_reports_strong_fingerprints_of_a_topic_that_asks_for_them(
     brokers: Brokers, spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,3 +259,46 @@ def test_events_of_every_form_share_the_numbers_of_their_topic_also_after_a_kill
     assert (window.acknowledged.pairs(), window.failed.pairs()) == ([[0, 3]], [])
     assert spool.events == 0
     spool.close()
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_no_window_of_a_topic_closes_while_lines_of_its_file_wait_for_the_next_agent(
+    brokers: Brokers, tmp_path: Path, end: str
+) -> None:
+    now = 1_700_000_123_456
+    spool = Spool(tmp_path, 1 << 30)
+    first = carrier_of(spool, brokers, lambda: 0.0, behind={"t", "new"})
+    spool.take([Event("t", 1, now, None, b"")]).result()
+    for _ in range(2):
+        first._carry()
+    first._report()
+    if end == "stop":
+        stop = threading.Event()
+        stop.set()
+        first.run(stop, drain_s=1.0)
+    assert not any(isinstance(one, Report) and one.closed_through == FOR_EVER for one in brokers.said)
+    brokers.said.clear()
+    spool.close()
+    spool = Spool(tmp_path, 1 << 30)
+    following = carrier_of(spool, brokers, lambda: 0.0, behind={"t", "new"})
+    following._report()
+    spool.close()
+    hello, *_, ended, opened = brokers.said
+    assert isinstance(hello, Hello)
+    assert (hello.instance, hello.topic) == (following.instance, "t"), "before the killed instance ends"
+    assert isinstance(ended, Report)
+    assert (ended.instance, ended.closed_through) == (first.instance, FOR_EVER)
+    assert isinstance(opened, Report)
+    assert (opened.instance, hello.closed_through) == (following.instance, opened.closed_through)
+    assert opened.closed_through < now
+
+
+def test_an_agent_that_has_read_its_files_ends_its_instance(brokers: Brokers, spool: Spool) -> None:
+    carrying = carrier_of(spool, brokers, lambda: 0.0)
+    spool.take([Event("t", 1, 1_700_000_123_456, None, b"")]).result()
+    stop = threading.Event()
+    stop.set()
+    carrying._check()
+    carrying.run(stop, drain_s=5.0)
+    assert isinstance(brokers.said[-1], Report)
+    assert brokers.said[-1].closed_through == FOR_EVER

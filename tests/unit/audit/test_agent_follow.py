@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,77 @@ def test_files_that_were_renamed_one_behind_the_other_while_no_agent_ran_are_all
     assert agent.urls() == ["/1", "/2", "/3", "/4", "/5"]
 
 
+def test_files_are_read_on_after_a_file_that_was_compressed_while_no_agent_ran(agent: Agent) -> None:
+    agent.write("/0")
+    agent.take()
+    agent.log.rename(agent.log.with_name("app.log.3"))
+    pause_for_another_mtime(agent.folder)
+    agent.write("/1")
+    agent.take()
+    agent.stop()
+    agent.log.rename(agent.log.with_name("app.log.2"))
+    pause_for_another_mtime(agent.folder)
+    agent.write("/2")
+    agent.log.rename(agent.log.with_name("app.log.1"))
+    pause_for_another_mtime(agent.folder)
+    agent.write("/3")
+    agent.log.with_name("app.log.2").rename(agent.log.with_name("app.log.2.gz"))
+    agent.start()
+    agent.take()
+    assert agent.urls() == ["/0", "/1", "/2", "/3"]
+
+
+def test_a_file_that_was_moved_to_another_disk_is_read_on(agent: Agent) -> None:
+    agent.write("/1", "/2")
+    agent.take()
+    agent.stop()
+    moved = agent.folder / "moved"
+    shutil.copy2(agent.log, moved)
+    moved.replace(agent.log)
+    agent.start()
+    agent.write("/3")
+    agent.take()
+    assert agent.urls() == ["/1", "/2", "/3"]
+
+
+def test_a_file_that_was_begun_and_not_read_before_it_was_moved_is_read(agent: Agent) -> None:
+    for number in (1, 2):
+        agent.write(f"/{number}")
+        agent.take(1 if number == 1 else 0)
+        agent.log.rename(agent.log.with_name(f"app.log.{3 - number}"))
+        pause_for_another_mtime(agent.folder)
+    agent.log.touch()
+    agent.take(1)
+    assert agent.urls() == ["/1"]
+    agent.stop()
+    moved = agent.folder / "moved"
+    shutil.copytree(agent.folder, moved, ignore=lambda _, names: [n for n in names if "app.log" not in n])
+    for path in moved.iterdir():  # only now: a copy could get the inode of a file that was replaced
+        path.replace(agent.folder / path.name)
+    agent.start()
+    agent.take()
+    assert agent.urls() == ["/1", "/2"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_is_copied_and_truncated_is_read_on_in_its_copy(agent: Agent, again: bool) -> None:
+    agent.write("/1", "/2")
+    agent.take()
+    for number in (3, 5):
+        agent.write(f"/{number}")
+        for old in (2, 1):
+            if (path := agent.log.with_name(f"app.log.{old}")).exists():
+                path.rename(agent.log.with_name(f"app.log.{old + 1}"))
+        shutil.copy(agent.log, agent.log.with_name("app.log.1"))
+        pause_for_another_mtime(agent.folder)
+        agent.log.write_text("")
+        agent.write(f"/{number + 1}")
+    if again:
+        agent.start()
+    agent.take()
+    assert agent.urls() == ["/1", "/2", "/3", "/4", "/5", "/6"]
+
+
 def pause_for_another_mtime(folder: Path) -> None:
     """Wait until a file that is written now is newer than the others: a file system's clock has ticks."""
     newest = max(path.stat().st_mtime_ns for path in folder.glob("app.log*"))
@@ -224,6 +296,27 @@ def test_a_line_of_any_length_is_passed_over(agent: Agent, monkeypatch: pytest.M
     agent.take(100)
     assert agent.urls() == ["/1", "/999", "/1000", "/1001", "/2000", "/2500", "/5000", "/end"]
     assert agent.follower.files[0].refused == 6
+
+
+def test_a_topic_whose_lines_are_not_all_taken_is_named(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "TAKE_BYTES", 100)
+    agent.write("/1", "/2", "/3")
+    assert agent.follower.behind() == {"t"}
+    for taken in range(1, 4):
+        agent.take(1)
+        assert len(agent.urls()) == taken
+        assert agent.follower.behind() == {"t"}
+    agent.take(1)
+    assert agent.follower.behind() == set()
+    agent.topics.missing = True
+    agent.start()
+    agent.follower._intake._present.clear()
+    agent.write("/4")
+    agent.take(2)
+    assert agent.follower.troubles
+    assert agent.follower.behind() == {"t"}
 
 
 def test_lines_wait_while_their_topic_is_not_there(agent: Agent) -> None:

@@ -160,7 +160,10 @@ def test_values_that_were_taken_are_there_after_a_start_and_nothing_differs_from
 def make_older(folder: Path, version: int) -> None:
     """Change the database of a spool into the form that an earlier version wrote."""
     with closing(sqlite3.connect(folder / "spool.db")) as database:
-        database.execute("alter table events drop column form")
+        database.execute("alter table files drop column written_ns")
+        database.execute("alter table files add column device integer not null default 1")
+        if version < 4:
+            database.execute("alter table events drop column form")
         if version < 3:
             for column in ("strong", "failed_strong"):
                 database.execute(f"alter table untold drop column {column}")
@@ -169,7 +172,7 @@ def make_older(folder: Path, version: int) -> None:
         database.execute(f"pragma user_version = {version}")
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_spool_of_an_earlier_version_goes_on_with_what_waits(
     open_spool: Callable[..., Spool], tmp_path: Path, version: int
 ) -> None:
@@ -179,6 +182,7 @@ def test_a_spool_of_an_earlier_version_goes_on_with_what_waits(
     spool.announce(one, "t")
     chunk = Chunk("t", one.instance, 0, ids(spool)[:1])
     spool.hand_over(chunk)
+    spool.take([], FilePosition("/log", 1, 5, b"tail", 2)).result()
     spool.close()
     make_older(tmp_path / "spool", version)
     again = open_spool()
@@ -191,6 +195,7 @@ def test_a_spool_of_an_earlier_version_goes_on_with_what_waits(
             [one.instance],
         )
         assert spool.audit_offset is None
+        assert spool.file_position("/log") == FilePosition("/log", 1, 5, b"tail", FOR_EVER)
 
 
 def test_every_first_hello_gives_the_next_process_another_instance(open_spool: Callable[..., Spool]) -> None:
@@ -326,7 +331,7 @@ class Story:
         )
 
     def file(self, count: int) -> None:
-        self.spool.take([event(self.events)], FilePosition("/log", 1, 2, self.events, b"tail")).result()
+        self.spool.take([event(self.events)], FilePosition("/log", 1, self.events, b"tail", 2)).result()
         self.events += 1
 
 

@@ -298,8 +298,23 @@ def test_records_of_the_version_before_are_read_and_say_nothing_of_what_is_new()
     table = replace(cast(TableCount, RECORDS[8]), unkeyed=None)
     count = replace(cast(Count, RECORDS[5]), origin=None, foreign=[])
     for record in (count, load, table):
-        for schema in previous_schemas(f"Audit{type(record).__name__}"):
+        schemas = previous_schemas(f"Audit{type(record).__name__}")
+        for schema in schemas[1:] if record is load else schemas:
             assert AuditCodec(ids).decode(written_as(schema, record, ids)) == record
+
+
+def test_hours_of_the_version_before_have_no_uncounted_rows() -> None:
+    ids, old = Ids(), BytesIO()
+    hours = [HourRows(3_600_000, 7, 2, 1)]
+    new = BytesIO(AuditCodec(ids).encode(replace(cast(LoadCount, RECORDS[7]), hours=hours))[5:])
+    written = fastavro.schemaless_reader(
+        new, fastavro.parse_schema(dict(schema_file("AuditLoadCount"))), None
+    )
+    schema = dict(previous_schemas("AuditLoadCount")[0])
+    fastavro.schemaless_writer(old, fastavro.parse_schema(schema), written)
+    schema_id = ids.register("AuditLoadCount", schema)
+    found = AuditCodec(ids).decode(b"\0" + schema_id.to_bytes(4, "big") + old.getvalue())
+    assert found == replace(cast(LoadCount, RECORDS[7]), hours=[HourRows(3_600_000, 7, 2)])
 
 
 @pytest.mark.parametrize("record", [RECORDS[1], RECORDS[-2]])

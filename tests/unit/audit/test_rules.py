@@ -33,6 +33,7 @@ from millrace_audit.auditor.verdict.facts import (
     Special,
     StreamState,
     TableTrouble,
+    UncountedRows,
     VerifyProblem,
     WindowFacts,
 )
@@ -141,6 +142,7 @@ EXAMPLES = {
     "offline-blocked": facts(legs=[*LEGS, Leg("dc2", OFFLINE, LegState.BLOCKED)], gaps=[BAD_COPY]),
     "upstream-blocked": at_leg(LegState.UPSTREAM_BLOCKED, tier=OFFLINE),
     "difference-unproven": lacking(OFFLINE, 0, 1, gaps=[LATE]),
+    "rows-not-counted": facts(unkeyed={OFFLINE: {OFFLINE: [4, 7]}}, uncounted=[UncountedRows(3, 4)]),
     "topic-not-counted": facts(is_counted=False),
     "topic-not-counted-here": at_leg(LegState.TOPIC_NOT_COUNTED),
     "origin-not-configured": at_leg(LegState.ORIGIN_NOT_CONFIGURED),
@@ -343,6 +345,7 @@ any_facts = st.builds(
         {}, optional={WAREHOUSE: st.tuples(numbers, numbers), TABLE: st.tuples(numbers)}
     ),
     erased=numbers,
+    uncounted=st.lists(st.builds(UncountedRows, numbers, numbers), max_size=2),
 )
 
 

@@ -129,6 +129,7 @@ def test_two_auditors_that_open_an_old_database_at_once_change_its_tables_once(t
 
 
 def as_of_revision_7(execute: Callable[[str], object]) -> None:
+    execute("ALTER TABLE load_hour DROP COLUMN uncounted")
     for column in ("noted", "recounted_after"):
         execute(f"ALTER TABLE uncounted DROP COLUMN {column}")
     execute("DROP INDEX hours")

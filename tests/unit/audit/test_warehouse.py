@@ -18,6 +18,7 @@ from millrace_audit.auditor.store import AuditStore, LoadPartRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
+    NOTHING,
     ForeignCount,
     HourRows,
     LoadNumber,
@@ -222,6 +223,39 @@ def test_erased_rows_without_a_header_are_not_missing(story: Story) -> None:
     assert story.apply().verdict() == "carried"
     story.load(NOBODY, unkeyed=[UnkeyedRows(W, -1)], source=LoadNumber(1, 3), hours=[HourRows(HOUR, 45, 4)])
     assert story.apply().findings() == [("missing", "warehouse", 1)]
+
+
+@pytest.mark.parametrize("hour", [HOUR, NOTHING])
+def test_rows_without_a_header_that_expire_deleted_before_they_were_counted_are_not_known(
+    story: Story, hour: int
+) -> None:
+    unkeyed(story, loaded=46, hours=[HourRows(HOUR, 50), HourRows(hour, 50, uncounted=4)])
+    story.publish(NOBODY, unkeyed=[UnkeyedRows(W, 50)])
+    assert (story.apply().verdict(), story.findings()) == ("unknown", [])
+    (reason, *_) = story.completeness().windows[0].reasons
+    assert reason == (
+        "4 seem missing at warehouse (messages without a header), but `millrace expire` deleted the files"
+        " with 4 rows without a header of load 1 before `millrace audit-warehouse` counted them:"
+        f' `millrace reload {TOPIC} --loads 1 --reason "…"`'
+    )
+    story.load(NOBODY, unkeyed=[UnkeyedRows(W, 4)], source=LoadNumber(1, 2), hours=[HourRows(HOUR, 50)])
+    assert (story.apply().verdict(), story.findings()) == ("carried", [])
+
+
+@pytest.mark.parametrize("hour", [HOUR, NOTHING])
+def test_more_rows_than_expire_deleted_before_they_were_counted_are_missing(story: Story, hour: int) -> None:
+    unkeyed(story, loaded=40, hours=[HourRows(HOUR, 44), HourRows(hour, 44, uncounted=4)])
+    assert story.apply().findings() == [("missing", "warehouse", 6)]
+
+
+@pytest.mark.parametrize("hour", [HOUR, NOTHING])
+def test_rows_that_a_later_edition_has_not_either_are_missing_although_none_was_counted_before(
+    story: Story, hour: int
+) -> None:
+    unkeyed(story, loaded=46, hours=[HourRows(hour, 50, uncounted=4)])
+    assert story.apply().verdict() == "unknown"
+    story.load(NOBODY, unkeyed=[], source=LoadNumber(1, 2), hours=[HourRows(HOUR, 46)])
+    assert story.apply().findings() == [("missing", "warehouse", 4)]
 
 
 def test_a_record_of_the_version_before_says_nothing_of_rows_without_a_header(story: Story) -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pytest
@@ -232,6 +232,32 @@ def test_values_that_no_column_can_hold_have_the_numbers_of_their_rows_among_man
     rows, reasons = decoded(schema_of(MONEY), *values)
     assert reasons == dict.fromkeys(broken, "a: a decimal of more than 2 decimal places")
     assert rows == [{"a": Decimal("1.10")}] * (2500 - len(broken))
+
+
+@given(
+    st.lists(
+        st.from_regex(r"[+-]?([0-9]{0,5}(\.[0-9]{0,4})?|[0-9](\.[0-9])?e-?[0-9])", fullmatch=True), max_size=5
+    ),
+    st.sampled_from([(4, 2), (4, 4), (4, 0), (38, 3)]),
+)
+def test_a_decimal_is_read_if_and_only_if_its_column_holds_it(
+    texts: list[str], sizes: tuple[int, int]
+) -> None:
+    precision, scale = sizes
+    money = logical("bytes", "decimal", precision=precision, scale=scale)
+    held: list[Decimal] = []
+    for text in texts:
+        try:
+            number = Decimal(text)
+        except InvalidOperation:
+            continue
+        exponent = number.as_tuple().exponent
+        assert isinstance(exponent, int)
+        if -exponent <= scale and abs(number) < Decimal(10) ** (precision - scale):
+            held.append(number)
+    rows, reasons = decoded(schema_of(money), *map(a, texts))
+    assert [row["a"] for row in rows] == held
+    assert len(reasons) == len(texts) - len(held)
 
 
 def test_text_that_is_no_utf8_is_rejected() -> None:

@@ -891,3 +891,13 @@ def test_an_epoch_that_retention_took_ends_where_what_is_left_begins(running: Se
     answer = ask(running, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked).topics[0].partitions[0]
     assert (answer.leader_epoch, answer.end_offset) == (1, 0)
     assert end > 0
+
+
+def test_an_epoch_ends_where_an_empty_log_of_a_newer_leader_does(running: Setup) -> None:
+    """A copy that was begun after retention took every batch knows no epoch."""
+    partition = running.broker.partition("t", 0)
+    partition.leader_epoch = 7
+    for epoch, expected in ((5, (5, 0)), (8, (-1, -1))):
+        asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": epoch}]}]}
+        answer = ask(running, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked).topics[0].partitions[0]
+        assert (answer.leader_epoch, answer.end_offset) == expected

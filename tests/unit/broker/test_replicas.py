@@ -47,13 +47,13 @@ from millrace_broker.partitions.replicas import Replicas
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
 from millrace_broker.replication.copying import Copying, checked
 from millrace_broker.replication.leader_thread import LeaderThread, Received
-from millrace_broker.replication.leadership import Snapshot
+from millrace_broker.replication.leadership import Leadership, Snapshot
 from millrace_broker.replication.replica import Replica
 from millrace_broker.replication.state import UNKNOWN_EPOCHS
 from millrace_broker.storage.log_directory import partition_name
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.segment import CutFailed, Segment
-from tests.support import WAIT_S
+from tests.support import WAIT_S, wait_until
 from tests.unit.broker.asking import ask
 from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Outcome, Running, fail_once
 from tests.unit.storage.logs import ORIGIN, batch, batches_at, log_files, origin_batches, position
@@ -777,11 +777,19 @@ def following(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> tuple[Running, l
     return running, asked
 
 
+def take(one: HostedPartition, running: Running, answer: Copied) -> None:
+    """Answer the follower's newest request."""
+    assert one.copying is not None
+    assert one.thread is not None
+    wanted = one.copying.wanted
+    running.broker.replicas._copier._take(one.thread, [Received(wanted, checked(answer, wanted))])
+
+
 @pytest.mark.parametrize(
     ("mistake", "answer"),
     [
         ("take", Copied(PLACE, 0, committed=0, log_start=0, start_offset=0, segment=0)),
-        ("_cut", Copied(PLACE, 0, committed=0, log_start=0, diverging_epoch=-1, diverging_end=0)),
+        ("_cut", Copied(PLACE, 0, committed=0, log_start=1, diverging_epoch=-1, diverging_end=1)),
     ],
 )
 def test_a_mistake_while_an_answer_is_taken_costs_a_pause_and_no_other_answer(
@@ -1056,6 +1064,45 @@ def test_a_copy_that_becomes_the_only_replica_gives_up_the_first_part_of_an_appe
     assert [header.records_count for header in read] == [1, 2]
 
 
+def test_a_copy_that_becomes_the_only_replica_shows_all_that_its_leader_may_have_shown(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, _ = following(begin, monkeypatch)
+    records, one = records_of_a_leader(tmp_path), running.broker._hosted["t", 0]
+    take(one, running, Copied(PLACE, 0, committed=0, log_start=0, start_offset=0, segment=0, records=records))
+    before = running.cluster.topics["t"]
+    alone = dataclasses.replace(before.partitions[0], replicas=(1,), leader=1, leader_epoch=3, isr={1: OURS})
+    running.cluster.set(dataclasses.replace(before, partitions={0: alone}, version=before.version + 1))
+    running.until("it serves alone", lambda: ("t", 0) in running.broker.partitions)
+    assert running.high_watermark() == 3
+
+
+def test_a_copy_that_becomes_the_only_replica_while_its_log_is_opened_shows_all_of_it(tmp_path: Path) -> None:
+    cluster = Registries(1)
+    copied, cluster.topics = cluster.topics["t"], {}
+    cluster.unreadable = {"t"}
+    folder = tmp_path / partition_name("t", 0, PLACE.topic_id)
+    log = PartitionLog(folder, LogConfig(), time.time, is_replica=True)
+    records = records_of_a_leader(tmp_path)
+    headers = [header for header, _ in split_batches(records)]
+    log.append_copied(headers, records, 0)
+    log.close()
+    running = Running(tmp_path, cluster, LogConfig(flush_ms=NEVER_MS), directory=OURS)
+    is_free = threading.Event()
+    for _ in range(broker.POOLS["open"]):
+        running.broker._pools["open"].submit(is_free.wait)
+    state = dataclasses.replace(copied.partitions[0], leader=2, leader_epoch=2)
+    cluster.set(dataclasses.replace(copied, partitions={0: state}))
+    running.until("it opens", lambda: running.broker.opening("t"))
+    alone = dataclasses.replace(state, replicas=(1,), leader=1, leader_epoch=3, isr={1: OURS})
+    cluster.set(dataclasses.replace(copied, partitions={0: alone}, version=2))
+    running.turn()
+    is_free.set()
+    running.until("it serves alone", lambda: ("t", 0) in running.broker.partitions)
+    assert running.high_watermark() == 3
+    running.stop()
+
+
 @pytest.mark.parametrize(("noted", "is_behind"), [(OURS, False), (THEIRS, True)])
 def test_a_replica_that_left_with_everything_committed_waits_for_no_limit(
     begin: Begin, noted: str, is_behind: bool
@@ -1097,3 +1144,70 @@ def test_followers_hear_of_what_retention_appends(begin: Begin, monkeypatch: pyt
         "the follower hears of it", lambda: any(one.records for heard in other.heard for one in heard)
     )
     assert log.end > 0
+
+
+def test_a_flush_that_outlasts_a_change_of_leader_is_acknowledged_to_the_new_one(
+    begin: Begin, disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acked: list[Acked] = []
+    monkeypatch.setattr(LeaderThread, "ack", lambda thread, one: acked.append(one))
+    running, asked = following(begin, monkeypatch)
+    cluster, one = running.cluster, running.broker._hosted["t", 0]
+    records = records_of_a_leader(tmp_path)
+    disk.free.clear()
+    disk.entered.clear()
+    copied = Copied(PLACE, 0, committed=0, log_start=0, start_offset=0, segment=0, records=records)
+    take(one, running, copied)
+    running.until("the flush begins", disk.entered.is_set)
+    before = cluster.topics["t"]
+    led_again = dataclasses.replace(before.partitions[0], leader_epoch=3)
+    cluster.set(dataclasses.replace(before, partitions={0: led_again}, version=before.version + 1))
+    running.until("it copies in the new epoch", lambda: asked[-1].following.epoch == 3)
+    take(one, running, copied._replace(records=None))
+    disk.free.set()
+    running.until("it acknowledges", lambda: acked)
+    assert acked == [Acked(PLACE, 3, len(records))]
+
+
+def test_a_replica_that_is_elected_during_its_last_flush_as_a_follower_serves(
+    begin: Begin, disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, _ = following(begin, monkeypatch)
+    cluster, one = running.cluster, running.broker._hosted["t", 0]
+    disk.free.clear()
+    disk.entered.clear()
+    take(one, running, Copied(PLACE, 0, 0, 0, 0, segment=0, records=records_of_a_leader(tmp_path)))
+    running.until("the flush begins", disk.entered.is_set)
+    before = cluster.topics["t"]
+    alone = dataclasses.replace(before.partitions[0], leader=NO_LEADER, isr={1: OURS})
+    cluster.set(dataclasses.replace(before, partitions={0: alone}, version=before.version + 1))
+    running.until("it leads", lambda: one.leading)
+    running.turn()
+    assert one.partition is None
+    disk.free.set()
+    running.until("it serves", lambda: one.partition)
+    assert one.log.visible_end == one.log.end > 0
+
+
+def test_a_replica_serves_whose_last_flush_as_a_follower_ends_while_it_begins_to_lead(
+    begin: Begin, disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, _ = following(begin, monkeypatch)
+    cluster, one = running.cluster, running.broker._hosted["t", 0]
+    disk.free.clear()
+    disk.entered.clear()
+    take(one, running, Copied(PLACE, 0, 0, 0, 0, segment=0, records=records_of_a_leader(tmp_path)))
+    running.until("the flush begins", disk.entered.is_set)
+    look = Leadership.flushed
+
+    def flush_ends_after_the_look(leading: Leadership) -> bool:
+        grown = look(leading)
+        disk.free.set()
+        wait_until("the flush ends", lambda: one.log.flushed == one.log.end)
+        return grown
+
+    monkeypatch.setattr(Leadership, "flushed", flush_ends_after_the_look)
+    before = cluster.topics["t"]
+    alone = dataclasses.replace(before.partitions[0], leader=NO_LEADER, isr={1: OURS})
+    cluster.set(dataclasses.replace(before, partitions={0: alone}, version=before.version + 1))
+    running.until("it serves", lambda: one.partition)

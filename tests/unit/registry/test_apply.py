@@ -206,6 +206,36 @@ def test_topics_that_share_a_subject_are_applied_and_a_subject_in_two_spellings_
         client.ask("/apply", {"schemas": [], "levels": {"A": "FULL", ":.:A": "NONE"}})
 
 
+def test_a_file_that_was_put_back_to_an_older_version_is_noted(
+    client: SchemaRegistryClient, tmp_path: Path
+) -> None:
+    directory = tmp_path / "schemas"
+    for schema in (record("A", A), record("A", A, B_OR_0)):
+        write(directory, A=schema)
+        (change,) = folder.apply(directory, client, plain=True)
+        assert change.notes == ()
+    write(directory, A=record("A", A))
+    for work in (folder.plan, folder.apply):
+        (change,) = work(directory, client, plain=True)
+        assert (change.state, change.version) == ("unchanged", 1)
+        assert "version 2 stays the latest" in change.notes[0]
+
+
+def test_topics_of_one_subject_whose_schemas_or_levels_differ_are_refused(
+    client: SchemaRegistryClient, store: Store, tmp_path: Path
+) -> None:
+    directory, by_record = tmp_path / "schemas", Subjects.parse(["record"])
+    write(directory, orders=record("Order", A), orders_eu=record("Order", A, B))
+    planned = folder.plan(directory, client, plain=True, subjects=by_record)
+    assert [change.state for change in planned] == ["new", "invalid"]
+    with pytest.raises(SchemaRefused, match=r"orders\.avsc are of one subject, shop\.Order, and"):
+        folder.apply(directory, client, plain=True, subjects=by_record)
+    assert held(store)[0] == []
+    write(directory, {"orders": "NONE", "orders_eu": "FULL"}, orders_eu=record("Order", A))
+    with pytest.raises(SchemaRefused, match="their schemas or levels differ"):
+        folder.apply(directory, client, plain=True, subjects=by_record)
+
+
 def test_more_than_the_registry_takes_at_once_is_planned_and_applied_in_slices(
     client: SchemaRegistryClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from millrace_registry import references
 from millrace_registry import store as rows_of
 from millrace_registry.app import create_app
-from millrace_registry.compatibility import Level
-from millrace_registry.service import LEVEL, Candidate, register
+from millrace_registry.avro_schema import AvroSchema
+from millrace_registry.compatibility import Level, incompatibilities
+from millrace_registry.service import LEVEL, Candidate, check, register
 from millrace_registry.store import RecentSchemas, Store, Transaction
 
 MANY = 300
@@ -112,6 +115,27 @@ def test_nothing_of_the_old_versions_is_read_again_while_the_write_lock_is_held(
     monkeypatch.setattr(filled, "write", watched)
     assert register(filled, "s", Candidate(record(0))).version == MANY + 1
     assert under_lock == [[]]
+
+
+def test_a_comparison_with_all_versions_holds_only_some_of_them_in_memory(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    compare = incompatibilities
+
+    def compare_and_count(new: AvroSchema, old: AvroSchema, version: int, level: Level) -> list[str]:
+        if version == 1:  # the last one
+            held.append(sum(isinstance(one, AvroSchema) for one in gc.get_objects()))
+        return compare(new, old, version, level)
+
+    monkeypatch.setattr(references, "incompatibilities", compare_and_count)
+    monkeypatch.setattr(references, "MAX_COMPARED_CHARACTERS", 20 * len(record(MANY)))
+    with filled.write() as rows:
+        LEVEL.write(rows, "s", Level.FULL_TRANSITIVE, force=False)
+    with filled.read() as rows:
+        assert check(rows, "s", Candidate(record(MANY + 1))) == []
+    (most,) = held
+    assert most < 50
 
 
 def test_a_subject_of_many_versions_is_deleted_with_a_few_statements(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -266,6 +267,67 @@ def test_whatever_leads_and_stops_what_is_committed_stays_and_all_logs_become_on
             crash(node.log)
     assert counts["elections"] > 2 * ROUNDS
     assert counts["cuts"] > ROUNDS / 10
+
+
+def test_a_new_copy_of_a_log_whose_records_have_all_expired_refuses_no_reader_at_its_end(
+    tmp_path: Path,
+) -> None:
+    world, rng = World(tmp_path), Random(1)
+    world.down.add(3)
+    world.elect(1)
+    leader, copy = world.nodes[1].log, world.nodes[3].log
+    world.nodes[1].append(rng)
+    world.nodes[1].flush()
+    while leader.committed < leader.end:
+        world.fetch(2, rng)
+        world.acknowledge(2)
+    leader.config = replace(leader.config, retention_ms=1)
+    leader._clock.now += 60  # type: ignore[attr-defined]
+    leader.apply_retention()
+    end_of_records = leader.high_watermark
+    assert end_of_records < leader.start == leader.end
+    assert leader.read(end_of_records, 100) is None
+
+    world.down.discard(3)
+    while copy.end < leader.end:
+        world.fetch(3, rng)
+    assert (copy.start, copy.end) == (leader.start, leader.end)
+    assert (copy.log_start_offset, copy.high_watermark) == (end_of_records, end_of_records)
+    assert copy.read(end_of_records, 100) is None
+    crash(copy)
+    world.nodes[3].up()
+    again = world.nodes[3].log
+    assert (again.log_start_offset, again.high_watermark) == (end_of_records, end_of_records)
+    for node in world.nodes.values():
+        node.down()
+
+
+def test_a_follower_deletes_no_more_than_its_leader_has_given_up(tmp_path: Path) -> None:
+    world, rng = World(tmp_path), Random(1)
+    world.elect(1)
+    leader, follower = world.nodes[1].log, world.nodes[2]
+
+    def committed() -> None:
+        world.nodes[1].append(rng)
+        world.nodes[1].flush()
+        while leader.committed < leader.end or follower.log.committed < leader.end:
+            for broker in (2, 3):
+                world.fetch(broker, rng)
+                world.acknowledge(broker)
+
+    committed()
+    end_of_records = leader.high_watermark
+    leader.config = replace(leader.config, retention_ms=1)
+    leader._clock.now += 60  # type: ignore[attr-defined]
+    leader.apply_retention()
+    committed()
+    assert leader.read(end_of_records, 100) is not None, "a reader of all before continues here"
+    assert follower.copying is not None
+    if (before := follower.copying.to_delete) is not None:
+        follower.log.delete_records(before)
+    assert follower.log.read(end_of_records, 100) is not None
+    for node in world.nodes.values():
+        node.down()
 
 
 def follower_of(leader: Node) -> ReplicaSession:

@@ -28,7 +28,7 @@ from millrace.wire.replica import (
     encode_answer,
 )
 from millrace_broker.allowance import Allowance
-from millrace_broker.replication.copying import Copying
+from millrace_broker.replication.copying import Checked, Copying
 from millrace_broker.replication.leader_thread import LeaderThread, Received
 from tests.support import WAIT_S, Clock, wait_until
 
@@ -183,6 +183,20 @@ def test_an_answer_to_another_request_ends_the_connection(leader: Leader) -> Non
     leader.answer(to=99)
     leader.accept()
     assert leader.fetch().starts_over
+
+
+def test_an_answer_sent_before_a_newer_request_arrived_is_no_answer_to_that_request(leader: Leader) -> None:
+    leader.fetch()
+    newer = WANTED[0]._replace(epoch=3)
+    leader.thread.want(copying(newer))
+    assert list(leader.fetch().wanted) == [newer]
+    leader.answer(Copied(PLACES[0], 0, committed=4))
+    leader.answer(Copied(PLACES[0], 0, committed=9))
+    wait_until("it is delivered", lambda: leader.delivered)
+    ((received,),) = leader.delivered
+    assert received.wanted == newer
+    assert isinstance(received.outcome, Checked)
+    assert received.outcome.copied.committed == 9
 
 
 @pytest.fixture

@@ -249,6 +249,20 @@ def test_a_follower_stops_rather_than_cut_what_is_committed() -> None:
         assert raised.value.leader_serves == (leader_committed == 10)
 
 
+@pytest.mark.parametrize("leader_committed", [-1, 10])
+def test_an_empty_follower_does_not_begin_anew_over_and_over_at_a_leader_that_ends_before_its_start(
+    leader_committed: int,
+) -> None:
+    log = MemoryLog()
+    log.reset(30, 0)  # retention deleted everything, also at the former leader
+    follower = Following(1, 7, log)
+    diverging = leader(log_of((0, 1))).check(*follower.position)
+    assert diverging is not None
+    with pytest.raises(ReplicaDiverged, match="ends before 30, where this log begins") as raised:
+        follower.cut_at(diverging, leader_committed)
+    assert raised.value.leader_serves == (leader_committed == 10)
+
+
 def test_a_leader_whose_log_is_an_older_copy_resigns_when_a_replica_that_counts_has_more() -> None:
     leading = leader(log_of((1, 1)))
     leading.connected(3, "c", 20, 1)

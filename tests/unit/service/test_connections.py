@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from millrace.config import TlsConfig
 from millrace.service import connections, web
@@ -20,6 +21,8 @@ from millrace.service.connections import MAX_UNPROVEN_OF_ADDRESS
 from millrace.service.unproven import Unproven
 from tests.certificates import Authority
 from tests.support import wait_until
+
+LONG_BYTES = 24 << 20
 
 
 def test_the_oldest_of_too_many_goes_of_an_address_first_then_of_all() -> None:
@@ -55,9 +58,9 @@ class Service:
     def secure(self) -> ssl.SSLSocket:
         return self._tls.wrap_socket(self.connect(), server_hostname="127.0.0.1")
 
-    def ask(self, connection: ssl.SSLSocket, token: str = "") -> bytes:
-        shown = token or self._token
-        connection.sendall(f"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {shown}\r\n\r\n".encode())
+    def ask(self, connection: ssl.SSLSocket, token: str = "", path: str = "/") -> bytes:
+        head = f"Host: x\r\nAuthorization: Bearer {token or self._token}"
+        connection.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n\r\n".encode())
         return connection.recv(12)
 
 
@@ -68,6 +71,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     issued, token = authority.issue("server"), add_entry(file, "web", ["read"])
     app = FastAPI(openapi_url=None)
     app.get("/")(lambda: "well")
+    app.get("/long")(lambda: Response(bytes(LONG_BYTES)))
     admit(app, lambda *_: "read", AccessList(str(file)))
     tls = TlsConfig(certificate=issued.certificate, key=issued.key)
     server = web.WebServer(app, "127.0.0.1:0", "service", tls)
@@ -119,3 +123,40 @@ def test_more_connections_than_a_service_holds_are_closed_at_once(
     with service.secure() as known, service.connect() as stranger:
         assert is_closed(stranger)
         assert service.ask(known) == b"HTTP/1.1 200"
+
+
+def test_a_long_answer_is_sent_whole_to_a_client_that_takes_it_slowly(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.5)
+    with service.secure() as known:
+        assert service.ask(known, path="/long") == b"HTTP/1.1 200"
+        taken, began = 0, time.monotonic()
+        while taken < LONG_BYTES and (part := known.recv(1 << 16)):
+            taken += len(part)
+            time.sleep(0.008)
+        assert taken >= LONG_BYTES
+        assert time.monotonic() - began > 2
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_closed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.5)
+    with service.secure() as known:
+        assert service.ask(known, path="/long") == b"HTTP/1.1 200"
+        wait_until("it is closed", lambda: not service.server.server_state.connections, timeout_s=10)
+
+
+def test_of_too_many_bytes_that_wait_for_their_clients_the_oldest_answer_goes(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_UNSENT_BYTES", LONG_BYTES * 3 // 2)
+    with service.secure() as old, service.secure() as young:
+        for known in (old, young):
+            assert service.ask(known, path="/long") == b"HTTP/1.1 200"
+        wait_until("one is closed", lambda: len(service.server.server_state.connections) == 1, timeout_s=5)
+        taken = 0
+        while taken < LONG_BYTES and (part := young.recv(1 << 16)):
+            taken += len(part)
+        assert taken >= LONG_BYTES

@@ -225,6 +225,7 @@ class _TopicJudge:
             unkeyed=evidence.unkeyed,
             unkeyed_rows=evidence.unkeyed_rows,
             erased=loads.erased_in(self._session, facts.start) if is_unkeyed else 0,
+            uncounted=loads.uncounted_in(self._session, facts.start) if is_unkeyed else (),
         )
 
     def _read_instances(self, producers: Set[int]) -> None:

@@ -17,7 +17,7 @@ from millrace_audit.auditor.store import (
     WarehouseStateRow,
     slices,
 )
-from millrace_audit.auditor.verdict.facts import LostLoad, Rejected, TableTrouble
+from millrace_audit.auditor.verdict.facts import LostLoad, Rejected, TableTrouble, UncountedRows
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import ACCEPT_REJECTED, FOR_EVER, NOTHING
 
@@ -65,6 +65,14 @@ class LoadFacts:
         hours = (window - window % HOUR_MS, NOTHING)
         here = (table.topic == self.topic, table.hour.in_(hours))
         return int(session.scalar(select(func.sum(table.erased)).where(*here)) or 0)
+
+    def uncounted_in(self, session: Session, window: int) -> list[UncountedRows]:
+        """Return the uncounted rows without a header of the window's hour, or of no known hour."""
+        table = LoadHourRow
+        hours = (window - window % HOUR_MS, NOTHING)
+        here = (table.topic == self.topic, table.hour.in_(hours), table.uncounted > 0)
+        sums = select(table.load, func.sum(table.uncounted)).where(*here).group_by(table.load)
+        return [UncountedRows(load, int(rows)) for load, rows in session.execute(sums.order_by(table.load))]
 
     def _rejected(self, row: RejectedRow) -> Rejected:
         accepted = self.accepted.get((row.load, row.edition))

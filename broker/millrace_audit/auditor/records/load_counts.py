@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.records.batch import Changes, Producers, storable
@@ -74,8 +74,8 @@ def judge_again(
 
 
 def judge_hour_again(session: Session, topic: str, hour: int) -> None:
-    """Have the windows of the hour that begins at `hour` judged again."""
-    judge_again(session, topic, hour, hour + HOUR_MS - WINDOW_MS)
+    """Have the windows of the hour that begins at `hour` judged again; NOTHING stands for all hours."""
+    judge_again(session, topic, hour, FOR_EVER if hour == NOTHING else hour + HOUR_MS - WINDOW_MS)
 
 
 def note_changed(session: Session, topic: str, hours: Iterable[int]) -> None:
@@ -230,9 +230,12 @@ class LoadCounts:
             at: dict[str, Any] = {"topic": topic, "hour": hour.hour, "load": load.source.load}
             at["edition"] = load.source.edition
             if not take_out:
-                self._session.merge(LoadHourRow(**at, rows=hour.rows, erased=hour.erased))
+                row = LoadHourRow(**at, rows=hour.rows, erased=hour.erased, uncounted=hour.uncounted)
+                self._session.merge(row)
             elif (there := self._session.get(LoadHourRow, at)) is not None:
                 self._session.delete(there)
+            if hour.uncounted:
+                judge_hour_again(self._session, topic, hour.hour)
 
     def _finish(self, load: LoadCount) -> None:
         """Replace the edition before by a fully counted edition."""
@@ -280,8 +283,9 @@ class LoadCounts:
             self._touch(topic, row.window, row.last)
         self._session.execute(delete(table).where(*old))
         hours = LoadHourRow
-        here = (hours.topic == topic, hours.load == load, hours.edition < before)
-        self._session.execute(delete(hours).where(*here))
+        here = (hours.load == load, hours.edition < before)
+        self._judge_hours_of(topic, and_(*here, hours.uncounted > 0))
+        self._session.execute(delete(hours).where(hours.topic == topic, *here))
 
     def _touch(self, topic: str, first: int, last: int) -> None:
         if first != last:

@@ -243,6 +243,14 @@ class LostLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class UncountedRows:
+    """Rows without a header, perhaps of the window, whose files were deleted before they were counted."""
+
+    load: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class TableTrouble:
     """Cause for which a published table cannot be counted."""
 
@@ -309,6 +317,7 @@ class WindowFacts:
     """`warehouse` -> [all, of these in an hour's partition], `table` -> [those in an hour's partition]."""
     erased: int = 0
     """Rows without a header that were erased from the hour, or from no hour."""
+    uncounted: Sequence[UncountedRows] = ()
 
     @property
     def end(self) -> int:

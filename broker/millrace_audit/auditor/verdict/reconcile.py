@@ -47,6 +47,8 @@ class Difference:
     """Gap that may explain the difference."""
     is_given_up: bool = False
     """True if rejected messages that an operator gave up explain the difference."""
+    is_uncounted: bool = False
+    """True if rows that were deleted before they were counted may explain the difference."""
 
 
 def before(tier: str, home: str) -> str:
@@ -280,7 +282,11 @@ def _of_unkeyed(facts: WindowFacts, incomparable: set[str]) -> Iterator[Differen
 
 
 def _of_unkeyed_rows(facts: WindowFacts, incomparable: set[str]) -> Iterator[Difference]:
-    """Compare rows without a header by number, in the warehouse and in the table."""
+    """Compare rows without a header by number, in the warehouse and in the table.
+
+    The warehouse may have as many more rows as were deleted before they were counted.
+    """
+    uncounted = sum(each.rows for each in facts.uncounted)
     rows, filed = facts.unkeyed_rows.get(WAREHOUSE, [0, 0])
     if facts.has_read("", WAREHOUSE) and not {OFFLINE, WAREHOUSE} & incomparable:
         offline = sum(tiers.get(OFFLINE, [0])[0] for tiers in facts.unkeyed.values())
@@ -288,15 +294,24 @@ def _of_unkeyed_rows(facts: WindowFacts, incomparable: set[str]) -> Iterator[Dif
         set_aside = facts.erased + sum(each.messages for each in facts.rejected if each.is_span)
         lacking = offline - rows - rejected
         if lacking > set_aside and facts.are_unkeyed_rows_known:
-            yield Difference("", _unkeyed("missing", WAREHOUSE, lacking - set_aside))
+            yield _unless_uncounted("missing", WAREHOUSE, lacking - set_aside, uncounted)
         if lacking < 0 and rows and facts.leg("", WAREHOUSE).is_surplus_final:
             kind = "duplicate" if offline else "unexpected"
             yield Difference("", _unkeyed(kind, WAREHOUSE, min(-lacking, rows)))
     if facts.is_table_compared and TABLE in facts.unkeyed_rows and facts.are_unkeyed_rows_known:
         (published,) = facts.unkeyed_rows[TABLE]
-        if published != filed:
-            kind = "missing" if published < filed else "duplicate" if filed else "unexpected"
-            yield Difference("", _unkeyed(kind, TABLE, abs(published - filed)))
+        if published < filed:
+            yield Difference("", _unkeyed("missing", TABLE, filed - published))
+        elif published > filed:
+            kind = "duplicate" if filed else "unexpected"
+            yield _unless_uncounted(kind, TABLE, published - filed, uncounted)
+
+
+def _unless_uncounted(kind: str, tier: str, count: int, uncounted: int) -> Difference:
+    """Return the difference that uncounted rows leave, or the difference that they may explain in full."""
+    if count <= uncounted:
+        return Difference("", _unkeyed(kind, tier, count), is_uncounted=True)
+    return Difference("", _unkeyed(kind, tier, count - uncounted))
 
 
 def _unkeyed(kind: str, tier: str, count: int) -> Finding:

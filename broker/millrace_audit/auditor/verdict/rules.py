@@ -236,7 +236,8 @@ def _different(kind: str, *tiers: str, is_home: bool = False) -> Find:
     def find(case: Case) -> Iterator[Hit]:
         for each in case.differences:
             here = is_home if each.finding.tier == each.home else each.finding.tier in tiers
-            if each.finding.kind == kind and here and each.gap is None and not each.is_given_up:
+            is_explained = each.gap is not None or each.is_given_up or each.is_uncounted
+            if each.finding.kind == kind and here and not is_explained:
                 yield _of_difference(each)
 
     return find
@@ -246,6 +247,12 @@ def _unproven(case: Case) -> Iterator[Hit]:
     for each in case.differences:
         if each.gap is not None:
             yield {**_of_difference(each), "finding": None, "gap": gap_text(each.gap, case.facts.topic)}
+
+
+def _uncounted(case: Case) -> Iterator[Hit]:
+    for each in case.differences:
+        for rows in case.facts.uncounted if each.is_uncounted else ():
+            yield {**_of_difference(each), "finding": None, **_values(rows)}
 
 
 def _of_difference(difference: Difference) -> Hit:
@@ -451,6 +458,12 @@ RULES = (
     Rule("difference-unproven", UNKNOWN, "Events seem wrong, and a gap may explain it.",
          _unproven,
          "{count} seem {kind} at {tier} ({who}), but {gap}", "", "{tier}"),
+    Rule("rows-not-counted", UNKNOWN,
+         "Rows without a header seem wrong, and as many may have been deleted before they were counted.",
+         _uncounted,
+         "{count} seem {kind} at {tier} ({who}), but `millrace expire` deleted the files with {rows} rows"
+         " without a header of load {load} before `millrace audit-warehouse` counted them",
+         'millrace reload {topic} --loads {load} --reason "…"', "{topic}/{load}"),
     Rule("topic-not-counted", UNKNOWN, "No events are known, and no reader counts the topic.",
          _if(lambda facts: not facts.is_counted),
          "no audit reader counts topic {topic}", "millrace audit-reader --topics …", "{topic}"),

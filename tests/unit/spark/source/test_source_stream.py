@@ -25,6 +25,8 @@ from millrace_warehouse.log.messages import frames_of
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
 from tests.unit.warehouse.log.logs import TOPIC_ID, MemoryLog
+from tests.unit.warehouse.memory_log import START, TOPIC
+from tests.unit.warehouse.memory_log import MemoryLog as EpochLog
 
 Row = tuple[str, int, int]
 Json = dict[str, Any]
@@ -90,7 +92,7 @@ class MemoryCluster(ClusterClient):
         ]
 
 
-def reader(cluster: MemoryCluster, **options: str) -> MillraceStreamReader:
+def reader(cluster: ClusterClient, **options: str) -> MillraceStreamReader:
     subscription = {} if "subscribe" in options else {"subscribePattern": ".*"}
     parsed = parse_options({"bootstrap": "a:1", "startingOffsets": "earliest", **subscription, **options})
     made = MillraceStreamReader(RowReader(parsed, None))
@@ -375,6 +377,26 @@ def test_a_log_that_is_shorter_than_what_was_read_is_refused_or_gone_on_with_as_
     assert len(drain(shorter, lenient, end)[0]) == 1
 
 
+def test_a_log_that_was_cut_back_and_has_grown_past_what_was_read_is_refused_or_gone_on_with_as_asked() -> (
+    None
+):
+    log = EpochLog(2)
+    for partition in (0, 1):
+        log.append_events(partition, [START + n for n in range(10)], batch=1)
+    stream = reader(log, subscribe=TOPIC)
+    end = plan(stream, plan(stream, {}))
+    log.append_events(1, [START])
+    end = plan(stream, end)
+    log.put_back(0, 2)
+    log.append_events(0, [START + n for n in range(20)], batch=1)
+    with pytest.raises(MillraceError, match=f"{TOPIC}-0 was read up to offset .* its log was cut back"):
+        plan(stream, end)
+    lenient = reader(log, subscribe=TOPIC, failOnDataLoss="false")
+    end = plan(lenient, end)
+    log.append_events(0, [START])
+    assert plan(stream, end) != end, "the query has gone on in the present log"
+
+
 def test_a_start_behind_the_end_is_refused() -> None:
     stream = reader(one_topic(), subscribe="A", startingOffsets='{"A": {"0": 999999}}')
     with pytest.raises(MillraceError, match="before startingOffsets 999999"):
@@ -387,7 +409,9 @@ def test_a_foreign_checkpoint_is_refused() -> None:
 
 
 def test_progress_survives_its_json() -> None:
-    progress = Progress({("A", 10): 5, ("A", 9): 6}, {"A": TOPIC_ID}, {("A", 9): 70}, {("A", 10): 5})
+    progress = Progress(
+        {("A", 10): 5, ("A", 9): 6}, {"A": TOPIC_ID}, {("A", 9): 70}, {("A", 10): 5}, {("A", 9): 3}
+    )
     assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
     assert list(progress.to_json()["offsets"]["A"]) == ["9", "10"]
     latest = Progress({("A", 10): 5, ("A", 9): 6}, {"A": TOPIC_ID})

@@ -6,7 +6,7 @@ import dataclasses
 import gzip
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_audit.reports.messages import HourRows, LoadCount, UnkeyedRows
+from millrace_audit.reports.messages import NOTHING, HourRows, LoadCount, UnkeyedRows
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.rejected import MOST_REPORTED
@@ -29,8 +29,9 @@ from millrace_warehouse.history.layout import (
     expired_path,
     read_edition,
     read_load,
+    schema_path,
 )
-from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, encode
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, PreviousPublication, encode
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.rejections import RejectedLimits
@@ -121,19 +122,48 @@ def test_a_file_that_is_gone_or_broken_is_named_and_what_it_held_is_not_told(
 def test_files_that_expire_has_deleted_before_they_were_counted_count_as_their_manifest_says(
     tmp_path: Path, storage: Storage, loaded: LoadManifest
 ) -> None:
-    gone = [file for file in loaded.files if file.hour == loaded.files[0].hour][:1]
+    expire(storage, tmp_path, [file for file in loaded.files if file.hour == loaded.files[0].hour][:1])
+    assert read_back(storage, loaded) == dataclasses.replace(
+        read_back(storage, loaded), counts=sequences_of(storage, loaded), bad=[]
+    )
+
+
+@pytest.mark.parametrize("time_field", ["", "at"])
+def test_rows_without_a_header_of_files_that_expire_has_deleted_are_told_as_not_counted(
+    tmp_path: Path, time_field: str
+) -> None:
+    """With a time field, the hour of the rows is not that of their records' times."""
+    scene = Mended(tmp_path)
+    scene.log.append(0, [event(0, START), event(1, START), event(2, START + HOUR)])
+    scene.load()
+    storage, manifest = scene.storage(), read_load(scene.topic, 1)
+    (file,) = (file for file in manifest.files if file.hour.endswith("10"))
+    expire(storage, tmp_path, [file])
+    if time_field:
+        path = tmp_path / schema_path(TOPIC, manifest.schema)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "time_field": time_field}))
+    later_only = [each for each in manifest.sequences if each.window == START + HOUR]
+    found = read_back(storage, dataclasses.replace(manifest, sequences=later_only))
+    assert (found.bad, found.counts.total, found.unkeyed) == ([], 1, {})
+    here, later = HourRows(START, 2), HourRows(START + HOUR, 1)
+    assert found.hours == (
+        [here, later, HourRows(NOTHING, 0, uncounted=2)]
+        if time_field
+        else [dataclasses.replace(here, uncounted=2), later]
+    )
+
+
+def expire(storage: Storage, folder: Path, files: Sequence[DataFile]) -> None:
+    """Delete files as `millrace expire` does."""
     entry = Expired(
         number=1,
         created="",
         publication=PreviousPublication(path="", sha256=""),
-        files=[file.path for file in gone],
+        files=[file.path for file in files],
     )
     storage.create(expired_path(TOPIC, 1), encode(entry))
-    for file in gone:
-        (tmp_path / TOPIC / file.path).unlink()
-    assert read_back(storage, loaded) == dataclasses.replace(
-        read_back(storage, loaded), counts=sequences_of(storage, loaded), bad=[]
-    )
+    for file in files:
+        (folder / TOPIC / file.path).unlink()
 
 
 def test_a_load_is_told_once_and_again_in_the_same_words_by_who_comes_after_a_kill(tmp_path: Path) -> None:

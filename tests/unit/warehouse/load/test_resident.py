@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -441,6 +442,49 @@ def test_a_log_that_was_cut_back_while_it_was_read_is_refused(tmp_path: Path) ->
         again.turn()
     assert branch.rows() == []
     assert again.stop() is None
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_folder_restored_from_an_older_copy_while_the_loader_runs_is_refused(
+    tmp_path: Path, is_open: bool
+) -> None:
+    folder, copy = tmp_path / "w", tmp_path / "copy"
+    log, branch = filled_log(), SharedBranch(folder)
+    loader = resident(log, branch)
+    loader.turn()
+    assert loader.stop() is not None
+    shutil.copytree(folder, copy)
+    log.append_events(0, [START])
+    loader.turn()
+    assert loader.stop() is not None
+    log.append_events(0, [START + 1])
+    if is_open:
+        loader.turn()
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    branch.clock.now += SEAL_S
+    for _ in range(2):
+        with pytest.raises(RefusedLog, match=r"loads/0000000002.json is gone or was replaced"):
+            loader.turn()
+    with pytest.raises(RefusedLog, match="older copy"):
+        loader.stop()
+    assert [load.load for load in loads_of(folder)] == [1]
+    assert problems(folder, TOPIC) == []
+
+
+def test_an_open_load_whose_files_are_gone_is_read_again(tmp_path: Path) -> None:
+    log, branch = filled_log(), SharedBranch(tmp_path)
+    loader = resident(log, branch)
+    loader.turn()
+    shutil.rmtree(tmp_path / TOPIC / "rows")  # a copy of the folder has no file of a load that is open
+    branch.clock.now += SEAL_S
+    assert loader.turn() is None
+    loader.turn()
+    made = loader.stop()
+    assert made is not None
+    assert (made.load, made.rows) == (1, 180)
+    assert branch.rows() == places_in(log)
+    assert problems(tmp_path, TOPIC) == []
 
 
 def test_a_topic_that_was_recreated_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import sys
 import threading
@@ -54,6 +55,23 @@ def test_a_local_disk_beside_a_network_file_system_is_taken(mounts: Path) -> Non
     (mounts / "nfs2").mkdir()
     with connect(open_storage(str(mounts / "nfs2"))) as catalog:
         assert catalog.list_namespaces() == []
+
+
+@pytest.mark.parametrize("name", ["", "lake"])
+def test_an_open_catalog_sees_the_file_that_was_put_in_place_of_its_own(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file = Path(storage.root.removeprefix("file://")) / "catalog.db"
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{file}")
+    with connect(storage, name) as catalog:
+        catalog.create_namespace("older")
+        shutil.copy(file, tmp_path / "copy")
+        catalog.create_namespace("newer")
+        (tmp_path / "copy").replace(file)
+        assert catalog.list_namespaces() == [("older",)]
+        catalog.create_namespace("since")
+    with connect(storage, name) as catalog:
+        assert sorted(catalog.list_namespaces()) == [("older",), ("since",)]
 
 
 def test_a_named_catalog_is_the_one_that_pyiceberg_is_told_of(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -112,6 +113,33 @@ def test_a_load_that_is_made_while_the_auditor_is_asked_is_not_published_unjudge
             return auditor.changes(topic, since)
 
     assert verdicts(w.publish(proven=True, auditor=Meanwhile(w))) == {TEN: "waits pending"}
+
+
+@pytest.mark.parametrize("is_edition", [False, True])
+def test_what_is_made_and_counted_before_the_auditor_is_asked_once_more_is_no_difference(
+    w: Warehouse, auditor: Memory, is_edition: bool
+) -> None:
+    w.load({TEN: 10})
+    auditor.count()
+    made: list[Callable[[], object]] = [partial(w.load, {TEN: 7}), partial(w.load, {TEN: 5})]
+    if is_edition:
+        made[1] = partial(w.read_again, 1, {TEN: 10})
+
+    class Meanwhile(Memory):
+        def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+            if made and self.asked:
+                made.pop(0)()
+                auditor.count()
+            judged = auditor.judge(topic, hours)
+            if not self.asked:
+                made.pop(0)()
+            self.asked += hours
+            return judged
+
+    result = w.publish(TEN, auditor=Meanwhile(w))
+    assert verdicts(result) == {TEN: "first complete"}
+    assert result.publication is not None
+    assert result.publication.rows == (17 if is_edition else 22)
 
 
 def test_a_run_that_begins_again_after_a_conflict_asks_the_auditor_again(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from millrace_warehouse.publish.catalog import CatalogError
 from millrace_warehouse.publish.live import Live, switch_off
 from tests.loaded import AVRO, offsets, pin
 from tests.published import TOPIC, Warehouse, warehouse
+from tests.unit.warehouse.publish.live_scenes import tail
 
 NINE, TEN, ELEVEN = "2015-05-17T09", "2015-05-17T10", "2015-05-17T11"
 
@@ -323,3 +326,38 @@ def is_up_to_date(w: Warehouse) -> bool:
     before = w.table.metadata_location
     live(w).follow()
     return w.table.metadata_location == before
+
+
+@pytest.mark.parametrize(("ahead_s", "is_taken_over"), [(0.0, False), (200.0, False), (86_400.0, True)])
+def test_a_lease_from_a_clock_that_was_far_ahead_is_no_lease(
+    w: Warehouse, ahead_s: float, is_taken_over: bool
+) -> None:
+    w.load({NINE: 3})
+    first = tail(w)
+
+    def ahead() -> float:
+        return time.time() + ahead_s
+
+    before = Live(Context(storage=w.storage, catalog=w.catalog, clock=ahead), w.stored)
+    before.follow(first, on=True)
+    shown = live(w).follow(replace(first, attempt="0001-fedcba9876543210"))
+    assert shown is not None
+    assert (shown.attempt != first.attempt) == is_taken_over
+    assert live_offsets(w.table) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("pattern", ["snap-*.avro", "*.avro"])
+def test_a_branch_whose_own_files_are_gone_is_made_anew(w: Warehouse, pattern: str) -> None:
+    w.load({NINE: 3, TEN: 2})
+    w.publish(NINE)
+    live(w).follow(on=True)
+    main = w.table.current_snapshot()
+    assert main is not None
+    kept = {main.manifest_list, *(each.manifest_path for each in main.manifests(w.table.io))}
+    for path in (w.topic / "table/metadata").glob(pattern):
+        if not any(name.endswith(path.name) for name in kept):
+            path.unlink()
+    assert w.problems() == []
+    w.load({TEN: 1})
+    live(w).follow()
+    assert live_offsets(w.table) == [0, 1, 2, 3, 4, 5]
