@@ -115,7 +115,7 @@ def check_topic(topic: Topic) -> None:
             f"topic {topic} cannot be loaded: a warehouse keeps its own files under names that begin with"
             f" {CATALOG if topic.name.startswith(CATALOG) else 'a dot'}; give the topic another name"
         )
-    if any(name.startswith(OLD_LOAD) for name in topic.storage.names(topic.name, after=OLD_LOAD)):
+    if any(name.startswith(OLD_LOAD) for name in topic.storage.names(topic.name)):
         raise ConfigError(
             f"{topic.storage.root}/{topic} holds loads of the warehouse format 2, and this release reads"
             " format 3: load into a new warehouse, and read the old one with the release that wrote it"

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.history.layout import Topic, check_topic
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.objects import ObjectStorage, settings_of
 from tests.support import REPOSITORY
@@ -29,6 +30,8 @@ class SmallS3(ThreadingHTTPServer):
         self.kind = kind
         self.deletes = 0
         self.objects: dict[str, bytes] = {}
+        self.listed_all: list[str] = []
+        """Prefixes below which every object was listed."""
 
 
 class _Requests(BaseHTTPRequestHandler):
@@ -47,7 +50,10 @@ class _Requests(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if "list-type" in self.path:
-            prefix = parse_qs(urlsplit(self.path).query).get("prefix", [""])[0]
+            asked = parse_qs(urlsplit(self.path).query)
+            prefix = asked.get("prefix", [""])[0]
+            if "delimiter" not in asked:
+                self.server.listed_all.append(prefix)
             found = "".join(
                 f"<Contents><Key>{key}</Key><Size>{len(content)}</Size>"
                 "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
@@ -176,3 +182,9 @@ def test_without_obstore_the_extra_is_named() -> None:
         env={"PYTHONPATH": f"{REPOSITORY}/broker:{REPOSITORY}/plugins"},
     )
     assert ended.stderr.rstrip().endswith("needs obstore: pip install 'millrace-pipeline[objects]'")
+
+
+@pytest.mark.parametrize("store", ["good"], indirect=True)
+def test_a_topic_is_checked_without_a_list_of_all_its_objects(store: SmallS3) -> None:
+    check_topic(Topic(opened(), "PageView"))
+    assert store.listed_all == []
