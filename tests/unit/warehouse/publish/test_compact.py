@@ -18,6 +18,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.publish.committer import TableChange, commit
 from millrace_warehouse.storage import Written
 from millrace_warehouse.storage.local import LocalStorage
 from tests.crashing import cut_off
@@ -224,6 +225,25 @@ def test_a_table_that_others_rolled_back_is_not_compacted(w: Warehouse) -> None:
     w.table.manage_snapshots().rollback_to_snapshot(parent).commit()  # type: ignore[arg-type]
     with pytest.raises(MillraceError, match="rolled it back"):
         w.compact()
+
+
+def test_a_tag_on_a_publication_behind_expired_snapshots_is_no_rollback(w: Warehouse) -> None:
+    """Between the tagged snapshot and the head of main an expiry has removed a snapshot."""
+    w.load({NINE: 3}, 2)
+    w.publish(NINE)
+    head = w.table.current_snapshot()
+    assert head is not None
+    w.table.manage_snapshots().create_tag(head.snapshot_id, "audited").commit()
+    w.compact()
+    middle = w.table.current_snapshot()
+    assert middle is not None
+    assert middle != head
+    commit(w.table, TableChange())
+    w.table.maintenance.expire_snapshots().by_ids([middle.snapshot_id]).commit()
+    assert w.problems(rows=True) == []
+    w.load({TEN: 2})
+    assert w.publish(TEN).published
+    assert w.problems(rows=True) == []
 
 
 def at(step: str, act: Callable[[], object]) -> Callable[[str], None]:
