@@ -217,7 +217,7 @@ def switch_off(context: Context, topic: Topic) -> None:
         removals = [name for name in (ON, TAIL, GC) if name in table.properties]
         updates: list[TableUpdate] = [RemovePropertiesUpdate(removals=removals)]
         if LIVE in table.metadata.refs:
-            line = [snapshot.snapshot_id for snapshot in table.metadata.snapshots if _is_live(snapshot)]
+            line = _removable(table)
             updates.append(RemoveSnapshotRefUpdate.model_validate({"ref-name": LIVE}))
             updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": line}))
         heads = [
@@ -524,13 +524,18 @@ class _LiveCommit(BranchCommit):
 
     def forgets(self, table: Table) -> Sequence[int]:
         """Return the branch's snapshots but the newest, also those of a branch that was dropped."""
-        named = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name != LIVE}
-        old = [each for each in table.metadata.snapshots if _is_live(each) and each.snapshot_id not in named]
-        old.sort(key=lambda snapshot: snapshot.sequence_number or 0)
-        return [snapshot.snapshot_id for snapshot in old[: -(SNAPSHOTS - 1)]]
+        return _removable(table)[: -(SNAPSHOTS - 1)]
 
     def asserts(self, table: Table) -> Collection[str]:
         return self.relies_on
+
+
+def _removable(table: Table) -> list[int]:
+    """Return the branch's snapshots, oldest first, except those that other branches and tags name."""
+    named = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name != LIVE}
+    line = [each for each in table.metadata.snapshots if _is_live(each) and each.snapshot_id not in named]
+    line.sort(key=lambda snapshot: snapshot.sequence_number or 0)
+    return [snapshot.snapshot_id for snapshot in line]
 
 
 def _is_live(snapshot: Snapshot) -> bool:

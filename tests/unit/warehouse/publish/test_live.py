@@ -273,6 +273,19 @@ def test_switched_off_the_branch_and_its_properties_are_gone(w: Warehouse) -> No
     assert w.problems(rows=True) == []
 
 
+def test_a_tag_on_a_snapshot_of_the_branch_stays_when_the_branch_is_switched_off(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    live(w).follow(on=True)
+    named = w.table.metadata.refs[LIVE].snapshot_id
+    w.table.manage_snapshots().create_tag(named, "query").commit()
+    w.load({TEN: 2})
+    live(w).follow()
+    switch_off(Context(storage=w.storage, catalog=w.catalog), w.stored)
+    assert LIVE not in w.table.metadata.refs
+    assert w.table.metadata.refs["query"].snapshot_id == named
+    assert len(w.table.scan(snapshot_id=named).to_arrow()) == 3
+
+
 def test_every_command_that_changes_the_table_brings_the_branch_up_to_date(w: Warehouse) -> None:
     for _ in range(3):
         w.load({NINE: 2, TEN: 1})
