@@ -59,7 +59,7 @@ from millrace_warehouse.publish.state import COMPLETE, UNKNOWN, PendingChange, T
 from millrace_warehouse.publish.table import (
     PATH,
     commit_publication,
-    find_table,
+    has_moved,
     make_table,
     published_table,
     require_loads,
@@ -131,8 +131,8 @@ class _Attempts:
         self._time_field = "" if newest is None else newest.time_field
         self._editions = cache(self._read_edition)
         self._to_rebuild = request.rebuild
-        self._read = ""
-        """Location of the table's metadata that this run read last."""
+        self._read: Table | None = None
+        """Table as this run read it last."""
         self._notes: Sequence[str] = ()
         self._made: set[str] = set()
         """Paths of the publications that this run tried to commit: the table may name any of them."""
@@ -147,7 +147,7 @@ class _Attempts:
         except (CatalogError, Outrun):
             raise
         except MillraceError as error:  # an erasure deletes the files of earlier snapshots at once
-            if not self._is_another_table():
+            if self._read is None or not has_moved(self._context.catalog, self._topic, self._read):
                 raise
             raise Conflict(str(error)) from error
 
@@ -157,7 +157,7 @@ class _Attempts:
         if self._to_rebuild:
             self._rebuild()
         table, before = published_table(context.catalog, topic)
-        self._read = "" if table is None else table.metadata_location
+        self._read = table
         context.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
             return self._finish(table, before)
@@ -181,11 +181,6 @@ class _Attempts:
         if not state.changes and not _has_news(before, state):
             return self._unchanged(table, before, state)
         return self._commit(table, before, state)
-
-    def _is_another_table(self) -> bool:
-        """Return True when another run has committed since this run read the table."""
-        table = find_table(self._context.catalog, self._topic.name)
-        return bool(self._read) and table is not None and table.metadata_location != self._read
 
     def _unchanged(self, table: Table | None, before: Publication | None, state: TableState) -> PublishResult:
         """Return a result without a commit, or after a rebuild. Finish the work of an earlier run."""

@@ -180,6 +180,7 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     _choose(topic, table, hours, kept, _Compacted(topic, state.through.editions, schemas, layouts))
     context.progress("files found")
     if table is not None and not stays:
+        _check_unmoved(context, topic, table)
         drop_table(catalog, table_identifier(topic.name))
         table, head = None, []
     if table is None:
@@ -216,15 +217,16 @@ def _table(context: Context, topic: layout.Topic) -> tuple[Table | None, list[Ic
     except TableFileGone:
         if not layout.load_numbers(topic):
             raise
-        if table is not None and _is_newer(context, topic.name, table):
-            raise Conflict("another run has changed the table while it was read") from None
+        if table is not None:
+            _check_unmoved(context, topic, table)
         drop_table(context.catalog, table_identifier(topic.name))
         return None, [], table is not None and is_on(table)
 
 
-def _is_newer(context: Context, topic: str, table: Table) -> bool:
-    again = tables.find_table(context.catalog, topic)
-    return again is not None and again.metadata_location != table.metadata_location
+def _check_unmoved(context: Context, topic: layout.Topic, table: Table) -> None:
+    """Raise Conflict when another run has changed the table since it was read: a drop would undo that."""
+    if tables.has_moved(context.catalog, topic, table):
+        raise Conflict("another run has changed the table while it was read")
 
 
 def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | None, str, int]:

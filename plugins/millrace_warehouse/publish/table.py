@@ -29,7 +29,7 @@ from millrace_warehouse.history.ledger import add_to_ledger, read_entry
 from millrace_warehouse.history.manifest import LoadManifest, Publication, encode
 from millrace_warehouse.history.schemas import read_schema, schema_numbers
 from millrace_warehouse.iceberg_layout import partition_spec
-from millrace_warehouse.publish.branch_commit import LayoutChange
+from millrace_warehouse.publish.branch_commit import LayoutChange, head_of
 from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, branch_files, commit
 from millrace_warehouse.publish.layouts import TableLayouts, is_partitioned_by
@@ -77,6 +77,16 @@ def find_table(catalog: Catalog, topic: str) -> Table | None:
     if table is not None:
         _check_owner(catalog, topic, table)
     return table
+
+
+def has_moved(catalog: Catalog, topic: layout.Topic, table: Table) -> bool:
+    """Return True if another run has changed `main`, or recreated the table, since the table was read."""
+    now = find_table(catalog, topic.name)
+    return now is not None and _main_of(now) != _main_of(table)
+
+
+def _main_of(table: Table) -> tuple[object, int | None]:
+    return table.metadata.table_uuid, head_of(table, MAIN_BRANCH)
 
 
 def _check_owner(catalog: Catalog, topic: str, table: Table) -> None:
@@ -227,13 +237,18 @@ def check_table(table: Table, publication: Publication | None) -> None:
 def snapshot_left_out(table: Table, number: int) -> int | None:
     """Return a publication's snapshot if it is not an ancestor of main; None if it is, or is not known.
 
-    This reveals a rollback to before a re-load, after which the number of rows may be the same.
+    This reveals a rollback to before a re-load, after which the number of rows may be the same. The ancestors
+    are not known when an expiry has removed those between main's head and the publication's snapshot.
     """
-    line = {snapshot.snapshot_id for snapshot in ancestors_of(table.current_snapshot(), table.metadata)}
+    line = {
+        snapshot.snapshot_id: snapshot.sequence_number or 0
+        for snapshot in ancestors_of(table.current_snapshot(), table.metadata)
+    }
     for snapshot in table.metadata.snapshots:
         summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
         if summary.get(NUMBER) == str(number) and snapshot.snapshot_id not in line:
-            return snapshot.snapshot_id
+            is_known = min(line.values(), default=0) < (snapshot.sequence_number or 1)
+            return snapshot.snapshot_id if is_known else None
     return None
 
 

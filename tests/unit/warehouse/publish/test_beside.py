@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 
+from millrace.errors import MillraceError
 from millrace_audit.answer import Changes, LoadHour
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.manifest import HourVerdict, LoadManifest
@@ -153,6 +154,23 @@ def test_a_publication_does_not_decide_again_because_branch_live_has_moved(
     assert w.table.scan().to_arrow().num_rows == 3
     assert w.table.scan().use_ref(LIVE).to_arrow().num_rows == 6
     assert w.problems(rows=True) == []
+
+
+def test_an_error_is_raised_at_once_although_branch_live_has_moved(w: Warehouse) -> None:
+    live = Live(Context(storage=w.storage, catalog=w.catalog), w.stored)
+    w.load({NINE: 3})
+    live.follow(on=True)
+    asked: list[str] = []
+
+    def verdict_of(topic: str, hour: str) -> HourVerdict:
+        asked.append(hour)
+        w.load({TEN: 1})
+        live.follow()
+        raise MillraceError("the auditor does not answer")
+
+    with pytest.raises(MillraceError, match=r"^the auditor does not answer$"):
+        w.publish(NINE, auditor=w.auditor(verdict_of))
+    assert asked == [NINE]
 
 
 def test_a_rollback_of_another_branch_is_not_undone(w: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:

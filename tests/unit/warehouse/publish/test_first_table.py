@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.manifest import HourVerdict
@@ -48,6 +49,29 @@ def test_a_rebuild_that_was_overtaken_by_another_adds_nothing_twice(w: Warehouse
             rivals.pop()()
 
     w.publish(rebuild=True, progress=progress)
+    assert len(offsets(w.table)) == 5
+    assert w.problems(rows=True) == []
+
+
+def test_a_rebuild_that_stood_still_drops_no_table_that_another_run_has_rebuilt(w: Warehouse) -> None:
+    w.publish(NINE)
+    with w.table.update_spec() as update:
+        update.add_identity("_topic_partition")  # partitions of another program: the table is recreated
+    made: list[Table] = []
+
+    def rebuild_and_publish() -> None:
+        w.publish(rebuild=True)
+        w.publish(TEN)
+        made.append(w.table)
+
+    rivals = [rebuild_and_publish]
+
+    def progress(step: str) -> None:
+        if step == "files found" and rivals:
+            rivals.pop()()
+
+    w.publish(rebuild=True, progress=progress)
+    assert w.table.metadata.table_uuid == made[0].metadata.table_uuid
     assert len(offsets(w.table)) == 5
     assert w.problems(rows=True) == []
 
