@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import ancestors_of
 
 from millrace.errors import MillraceError
 from millrace_warehouse.arranging import Arranger, PartitionValues
@@ -78,6 +79,8 @@ class _Candidate:
     file: IcebergDataFile
     counts: RowsByLoad
     open: Callable[[], Any]
+    is_listed: bool = True
+    """False if nothing states of which editions the rows are."""
 
 
 @dataclass(slots=True)
@@ -177,7 +180,9 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     kept = [file for file in kept if not _is_replaced(topic.name, state, file)]
     if table is not None and not stays:
         kept = [file for file in kept if layouts.adopted(file, table.metadata) is not None]
-    _choose(topic, table, hours, kept, _Compacted(topic, state.through.editions, schemas, layouts))
+    now = state.through.editions
+    compacted = _Compacted(topic, now, _editions_of_head(topic, table, now), schemas, layouts)
+    _choose(topic, table, hours, kept, compacted)
     context.progress("files found")
     if table is not None and not stays:
         _check_unmoved(context, topic, table)
@@ -250,6 +255,24 @@ def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | Non
     return None, "", highest
 
 
+def _editions_of_head(
+    topic: layout.Topic, table: Table | None, otherwise: Mapping[str, int]
+) -> Mapping[str, int]:
+    """Return the editions of the publication from which the head of main descends.
+
+    After a rollback, or with an older catalog, that is not the publication that the rebuild repeats. Return
+    `otherwise` when the publication is not known.
+    """
+    head = table.current_snapshot() if table is not None else None
+    for snapshot in ancestors_of(head, table.metadata) if table is not None else ():
+        if snapshot.summary is not None and (path := snapshot.summary[tables.PATH]):
+            try:
+                return layout.read_checked(topic.storage, Publication, path).loads.editions
+            except MillraceError:
+                return otherwise
+    return otherwise
+
+
 def _wanted(
     topic: layout.Topic, state: TableState, layouts: TableLayouts
 ) -> tuple[dict[str, _NeededRows], int]:
@@ -285,7 +308,8 @@ def _choose(
         if hour not in hours:
             continue
         found = _Candidate(file, _counts(table, file), table.io.new_input(file.file_path).open)
-        if not compacted.is_replaced(path_in_topic(file.file_path, topic.name) or "", found.counts):
+        path = path_in_topic(file.file_path, topic.name) or ""
+        if not compacted.is_replaced(path, found.counts, compacted.of_head):
             in_head.setdefault(hour, []).append(found)
     missing: dict[str, dict[str, list[_Candidate]]] = {}
     for hour, state in hours.items():
@@ -301,7 +325,7 @@ def _choose(
         known = {file.file_path for file in head}
         for attempt, found in compacted.without(known):
             hour = hour_of(found.file.partition[0])
-            if hour in missing:
+            if hour in missing and not compacted.is_doubtful(found, hours[hour]):
                 missing[hour].setdefault(attempt, []).append(found)
     for hour, attempts in missing.items():
         hours[hour].take([*attempts.values()])
@@ -333,6 +357,9 @@ class _Compacted:
 
     topic: layout.Topic
     editions: Mapping[str, int]
+    """Load -> edition, in the publication that the rebuild repeats."""
+    of_head: Mapping[str, int]
+    """Load -> edition, in the files of the table that have no list."""
     schemas: Sequence[TableSchema]
     """The table's schemas, in order."""
     layouts: TableLayouts
@@ -354,20 +381,27 @@ class _Compacted:
             # Interrupted while it was written, or without field ids or our columns: no file of our tables.
             except (OSError, ValueError, KeyError, pa.ArrowException):
                 continue
-            if entry is not None and not self.is_replaced(path.removeprefix(f"{topic}/"), counts):
-                attempt = path.rpartition("/")[0]
-                yield attempt, _Candidate(entry, counts, partial(open_file, topic.storage, path))
+            attempt, in_topic = path.rpartition("/")[0], path.removeprefix(f"{topic}/")
+            if entry is not None and not self.is_replaced(in_topic, counts, self.editions):
+                is_listed = read_list(topic.storage, attempt) is not None
+                yield attempt, _Candidate(entry, counts, partial(open_file, topic.storage, path), is_listed)
 
-    def is_replaced(self, path: str, counts: RowsByLoad) -> bool:
-        """Return True for a file whose list states other editions of its loads than the publication.
+    def is_replaced(self, path: str, counts: RowsByLoad, unlisted: Mapping[str, int]) -> bool:
+        """Return True for a file with other editions of its loads than the publication.
 
-        A rollback brings such a file back. A file of another program has no list.
+        A rollback brings such a file back. The file's list states its editions. A file of another program has
+        no list; its editions are `unlisted`.
         """
         if not path.startswith(f"{layout.Folder.COMPACTED}/"):
             return False
         listed = read_list(self.topic.storage, f"{self.topic}/{path.rpartition('/')[0]}")
-        made_of = listed.editions if listed is not None else self.editions
+        made_of = listed.editions if listed is not None else unlisted
         return any(made_of.get(str(load), 1) != self.editions.get(str(load), 1) for load in counts)
+
+    def is_doubtful(self, found: _Candidate, needed: _NeededRows) -> bool:
+        """Return True for a file without a list that may have older rows of a load than the load's files."""
+        read_again = {load for load in found.counts if self.editions.get(str(load), 1) > 1}
+        return not found.is_listed and not read_again.isdisjoint(needed.raw)
 
     def _entry(self, path: str, size: int, parquet: pq.ParquetFile) -> IcebergDataFile | None:
         """Return a file's entry, in the newest layout that has its rows in one partition; None without one.

@@ -85,13 +85,23 @@ def test_a_rollback_behind_a_re_load_with_as_many_rows_is_named_and_rebuilt(
     assert problems_of(storage, catalog) == []
 
 
-@pytest.mark.parametrize("undone_by", ["a rollback", "a backup of the catalog"])
+@pytest.mark.parametrize("undone_by", ["a rollback", "a backup of the catalog", "the loss of the table"])
 @pytest.mark.parametrize("is_expired", [False, True])
+@pytest.mark.parametrize("compacted_by", ["Millrace", "another program"])
 def test_a_compacted_file_with_rows_that_were_read_again_does_not_stay_in_a_rebuilt_table(
-    storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path, undone_by: str, is_expired: bool
+    storage: Storage,
+    catalog: Catalog,
+    publish: Publish,
+    tmp_path: Path,
+    undone_by: str,
+    is_expired: bool,
+    compacted_by: str,
 ) -> None:
-    compacting = Compact(topics=[TOPIC], warehouse="", small_files=1, quiet_s=0)
-    compact_topic(Context(storage=storage, catalog=catalog), compacting, TOPIC)
+    if compacted_by == "Millrace":
+        compacting = Compact(topics=[TOPIC], warehouse="", small_files=1, quiet_s=0)
+        compact_topic(Context(storage=storage, catalog=catalog), compacting, TOPIC)
+    else:
+        compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
     before = table_of(catalog).metadata.current_snapshot_id
     assert before is not None
     database = tmp_path / "w" / "catalog.db"
@@ -100,9 +110,11 @@ def test_a_compacted_file_with_rows_that_were_read_again_does_not_stay_in_a_rebu
     publish()
     if undone_by == "a rollback":
         table_of(catalog).manage_snapshots().rollback_to_snapshot(before).commit()
-    else:
+    elif undone_by == "a backup of the catalog":
         catalog.close()
         database.write_bytes(backup)
+    else:
+        catalog.drop_table(table_of(catalog).name())
     if is_expired:  # the compacted file has the first load's rows, too; the re-load has copied them
         for file in read_load(Topic(storage, TOPIC), 1).files:
             if file.hour == H10:
