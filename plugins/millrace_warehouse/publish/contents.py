@@ -24,7 +24,7 @@ from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.layout import attempted
 from millrace_warehouse.history.rewritten import KnownFiles
-from millrace_warehouse.publish.catalog import reading
+from millrace_warehouse.publish.catalog import TableFileGone, reading
 
 RowsByLoad = Counter[int | None]
 """Load -> rows; None for rows without a load."""
@@ -92,6 +92,15 @@ def named_files(table: Table, topic: str) -> set[str]:
                     named |= {entry.data_file.file_path for entry in entries}
     paths = (path_in_topic(uri, topic) for uri in named)
     return {path for path in paths if path is not None}
+
+
+def is_whole(table: Table, topic: str) -> bool:
+    """Return False if a manifest of any snapshot is gone, as in a catalog from before an expiry."""
+    try:
+        named_files(table, topic)
+    except TableFileGone:
+        return False
+    return True
 
 
 def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:

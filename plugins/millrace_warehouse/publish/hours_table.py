@@ -46,6 +46,7 @@ from millrace_warehouse.publish.catalog import (
     table_identifier,
 )
 from millrace_warehouse.publish.committer import TableChange, branch_files, commit
+from millrace_warehouse.publish.contents import is_whole
 from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
 from millrace_warehouse.races import retried
 
@@ -105,9 +106,10 @@ def drop_if_gone(catalog: Catalog, topic: str) -> None:
     """Drop the table of hours if its metadata or a manifest is missing, to rebuild it from publications."""
     try:
         hours = load_table(catalog, hours_identifier(topic))
-        for _ in branch_files(hours) if hours is not None else ():
-            pass
+        stays = hours is None or is_whole(hours, topic)
     except TableFileGone:
+        stays = False
+    if not stays:
         drop_table(catalog, hours_identifier(topic))
 
 

@@ -58,6 +58,7 @@ from millrace_warehouse.publish.contents import (
     count_loads,
     edition_in,
     has_hour,
+    is_whole,
     path_in_topic,
     rows_by_load,
     stated_loads,
@@ -199,7 +200,11 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     if publication.previous is not None:
         paths = {path for file in added if (path := path_in_topic(file.file_path, topic.name)) is not None}
         note_named_again(topic, publication.previous, paths, publication.created)
-    return tables.commit_publication(context, table, publication, added, removed, layouts), publication
+    broken = stays and not is_whole(table, topic.name)
+    committed = tables.commit_publication(
+        context, table, publication, added, removed, layouts, head_only=broken
+    )
+    return committed, publication
 
 
 def _may_stay(topic: layout.Topic, table: Table) -> bool:

@@ -327,10 +327,12 @@ def commit_publication(
     added: Sequence[DataFile],
     removed: Sequence[DataFile],
     layouts: TableLayouts,
+    *,
+    head_only: bool = False,
 ) -> Table:
     """Write a publication's manifest, then make its commit. Return the table after it.
 
-    Raise Conflict when another commit to main was faster.
+    `head_only` is that of a TableChange. Raise Conflict when another commit to main was faster.
     """
     path = layout.publication_path(publication.topic, publication.number, publication.attempt)
     context.storage.create(path, encode(publication))
@@ -345,6 +347,7 @@ def commit_publication(
         layout=_layout_change(topic, table, publication.schema, layouts),
         properties=properties,
         summary=properties | made_by,
+        head_only=head_only,
     )
     committed = commit(table, change)
     context.progress("committed")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
+from millrace_warehouse.publish import committer
 from tests.loaded import offsets
 from tests.published import Warehouse, warehouse
 
@@ -50,6 +51,25 @@ def test_nothing_is_swept_for_a_table_whose_files_are_gone(w: Warehouse, after_s
     with pytest.raises(MillraceError, match=words):
         w.expire(clock=lambda: time.time() + 2 * after_s)
     assert sorted(w.topic.glob("compacted/*/*.parquet")) == left
+
+
+def test_a_rebuild_forgets_old_snapshots_whose_manifests_are_gone(
+    w: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "SNAPSHOTS", 4)
+    for _ in range(3):
+        w.load({NINE: 1})
+        w.publish()
+    copy = (w.folder / "catalog.db").read_bytes()
+    for _ in range(2):
+        w.load({NINE: 1})
+        w.publish()
+    w.expire(clock=lambda: time.time() + 10 * A_DAY)
+    restored(w, copy)
+    w.publish(rebuild=True)
+    w.expire(clock=lambda: time.time() + 20 * A_DAY)
+    assert len(offsets(w.table)) == 20
+    assert w.problems(rows=True) == []
 
 
 @pytest.mark.slow
