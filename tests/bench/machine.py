@@ -31,11 +31,13 @@ def machine() -> dict[str, str]:
 
 def in_words(found: dict[str, str]) -> str:
     """The machine as one line of the page."""
-    return (
+    what = (
         f"{found.get('cores', '?')} cores ({found.get('cpu', '?')}), {found.get('memory', '?')}, "
-        f"Linux {found.get('kernel', '?')}, Python {found.get('python', '?')}; a `send` and a `recv` take"
-        f" {found.get('calls_us', '?')} µs, an addition in a loop of Python"
-        f" {found.get('additions_ns', '?')} ns"
+        f"Linux {found.get('kernel', '?')}, Python {found.get('python', '?')}"
+    )
+    calls_us, additions_ns = found.get("calls_us", "?"), found.get("additions_ns", "?")
+    return (
+        f"{what}; a `send` and a `recv` take {calls_us} µs, an addition in a loop of Python {additions_ns} ns"
     )
 
 
