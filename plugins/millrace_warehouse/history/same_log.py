@@ -45,16 +45,24 @@ def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> 
 
 
 def cut_log(client: ClusterClient, topic: str, parts: Iterable[PartitionRange]) -> str | None:
-    """Return a sentence if the log no longer holds the batches at the ends of these parts; else None."""
-    epochs, ends = dict[int, int](), dict[int, int]()
+    """Return a sentence if the log no longer holds the batches at the ends of these parts; else None.
+
+    A log that holds a batch of an epoch holds all that was before it. So of several parts of one partition
+    only the last end of each epoch is asked for.
+    """
+    ends = dict[tuple[int, int], int]()
     for part in parts:
         if part.end_epoch is not None:
-            epochs[part.partition], ends[part.partition] = part.end_epoch, part.end
-    fetched = client.fetch(topic, ends, max_bytes=1, max_wait_ms=0, last_epochs=epochs) if ends else {}
-    for partition, answer in sorted(fetched.items()):
-        if answer.parting is not None:
-            name = f"{topic}-{partition}"
-            return log_was_cut(name, ends[partition], epochs[partition], answer.parting)
+            key = part.partition, part.end_epoch
+            ends[key] = max(part.end, ends.get(key, 0))
+    while ends:
+        epochs = dict([*ends])  # one epoch of each partition
+        offsets = {partition: ends.pop((partition, epoch)) for partition, epoch in epochs.items()}
+        fetched = client.fetch(topic, offsets, max_bytes=1, max_wait_ms=0, last_epochs=epochs)
+        for partition, answer in sorted(fetched.items()):
+            if answer.parting is not None:
+                name = f"{topic}-{partition}"
+                return log_was_cut(name, offsets[partition], epochs[partition], answer.parting)
     return None
 
 

@@ -196,6 +196,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     def write(attempt: str) -> LoadManifest:
         draft = draft_of(plan, newest, attempt, pinned)
         written = range_writer.write_ranges(run.context, draft, pinned, parts)
+        check_log(run, plan.topic_id, newest)  # it was the log of the loads when it was read, too
         # Only now: a first load that fails, for example over its limit of rejected records, pins no format.
         if newest is None and not pin(topic, pinned.table_schema):
             raise Conflict("another run has pinned the topic's schema")

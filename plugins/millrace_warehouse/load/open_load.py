@@ -30,8 +30,9 @@ from millrace_warehouse.load.range_writer import (
     end_of,
     parts_to_load,
     range_of,
+    write_cuts,
 )
-from millrace_warehouse.load.task import CutResult, CutTask, write_cut
+from millrace_warehouse.load.task import CutResult, CutTask
 from millrace_warehouse.log.bounds import Bounds, bounded_ends
 from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Cut, Range, cut_ranges, join_stats, size_of
@@ -118,13 +119,9 @@ class OpenLoad:
         parts = self._new_parts(ends)
         ranges = [part.range for part in parts if part.range is not None] + self._further(ends)
         within = self._bounded(ranges, max_bytes)
-        results = self.run.context.run_tasks(
-            write_cut,
-            [
-                self._task(cut, len(self._results) + index, TAIL)
-                for index, cut in enumerate(cut_ranges(within, self.run.context.cut_bytes))
-            ],
-        )
+        cuts = cut_ranges(within, self.run.context.cut_bytes)
+        tasks = [self._task(cut, len(self._results) + index, TAIL) for index, cut in enumerate(cuts)]
+        results = write_cuts(self.run.context, name, tasks)
         # Afterwards: a log that was cut back before or during the reading has another epoch at these ends.
         check_not_cut(client, name, [part for p, part in self._reached.items() if p in _partitions(within)])
         self._add(parts, within, results)

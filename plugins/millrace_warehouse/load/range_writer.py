@@ -40,7 +40,7 @@ from millrace_warehouse.history.manifest import (
     check_law,
     now,
 )
-from millrace_warehouse.history.same_log import RefusedLog
+from millrace_warehouse.history.same_log import RefusedLog, cut_log
 from millrace_warehouse.history.schemas import TableSchema, avro_schema
 from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequences
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
@@ -350,21 +350,39 @@ def _write(
 ) -> list[CutResult]:
     ranges = [part.range for part in parts if part.range is not None]
     filing = Filing(draft.load, draft.file_by_ms, context.tombstones_as_rows)
-    return context.run_tasks(
-        write_cut,
-        [
-            CutTask(
-                source=source,
-                cut=cut,
-                index=index,
-                storage=context.storage,
-                folder=folder,
-                filing=filing,
-                erasing=erasing,
-            )
-            for index, cut in enumerate(cut_ranges(ranges, context.cut_bytes))
-        ],
-    )
+    tasks = [
+        CutTask(
+            source=source,
+            cut=cut,
+            index=index,
+            storage=context.storage,
+            folder=folder,
+            filing=filing,
+            erasing=erasing,
+        )
+        for index, cut in enumerate(cut_ranges(ranges, context.cut_bytes))
+    ]
+    return write_cuts(context, draft.topic, tasks)
+
+
+def write_cuts(context: LoadContext, topic: str, tasks: Sequence[CutTask]) -> list[CutResult]:
+    """Run the tasks. Raise MillraceError if the log was cut back since one of them has read it.
+
+    Each task reads one log, and the end of its batches is in the log now: so all of them have read this one.
+    """
+    results = context.run_tasks(write_cut, tasks)
+    read = (part for result in results if (part := _end_of_cut(result.stats)) is not None)
+    if cut := cut_log(context.client, topic, read):
+        raise MillraceError(f"{cut}; nothing was loaded: run the load again")
+    return results
+
+
+def _end_of_cut(stats: RangeStats) -> PartitionRange | None:
+    """Return the empty range after the last batch of a cut, or None without such a batch or its epoch."""
+    if (cursor := stats.cursor) is None or cursor.epoch < 0:
+        return None
+    end = cursor.next_offset
+    return PartitionRange(partition=stats.partition, start=end, end=end, end_epoch=cursor.epoch)
 
 
 def check_stored(topic: Topic, folder: str, files: Sequence[StoredFile]) -> None:

@@ -201,6 +201,8 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: range_writer.Pinned
             previous=replaced.sha256,
         )
         written = range_writer.write_ranges(limited, draft, pinned, _parts(run, replaced))
+        if cut := cut_log(run.context.client, replaced.topic, replaced.partitions):
+            raise MillraceError(f"load {replaced.load}: {cut}; no edition was made")
         check_same_offsets(written, replaced)
         _check_same_records(written, replaced)
         return written

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import ClusterClient, FetchedPartition
+from millrace.client.fetcher import log_was_cut
 from millrace.client.runs import OffsetRules
 from millrace.client.transactions import AbortedTransactions
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError, UnknownTopicId, UnknownTopicOrPartition
@@ -41,15 +42,25 @@ def has_byte_positions(client: ClusterClient) -> bool:
 
 
 def fetch_from(
-    client: ClusterClient, topic: str, partition: int, offset: int, max_bytes: int, max_wait_ms: int = 0
+    client: ClusterClient,
+    topic: str,
+    partition: int,
+    offset: int,
+    max_bytes: int,
+    max_wait_ms: int = 0,
+    last_epoch: int = -1,
 ) -> FetchedPartition:
-    """Fetch one partition from an offset on: at least a whole batch, if there is one."""
+    """Fetch one partition from an offset on: at least a whole batch, if there is one.
+
+    With `last_epoch`, the epoch of the batch before, the answer has a `parting` if the log was cut back.
+    """
     return client.fetch(
         topic,
         {partition: offset},
         max_bytes=max_bytes,
         partition_max_bytes=max_bytes,
         max_wait_ms=max_wait_ms,
+        last_epochs={partition: last_epoch},
     )[partition]
 
 
@@ -76,9 +87,10 @@ def read_cut(
     """Yield the data batches whose base offset lies in the cut, in order. Fill in `stats`.
 
     The same cut always gives the same batches, or MillraceError is raised: a batch is damaged, the topic was
-    recreated, the log ends before the cut does, or nothing arrives for `timeout_s`. Offsets that have expired
-    since the range was fixed are a gap in `stats`, and no error. With `lost_ok`, a topic that is missing or
-    was recreated gives nothing, and a log that ends too early gives its rest.
+    recreated, the log ends before the cut does or was cut back after a batch was read, or nothing arrives for
+    `timeout_s`. Offsets that have expired since the range was fixed are a gap in `stats`, and no error. With
+    `lost_ok`, a topic that is missing or was recreated gives nothing, and a log that ends too early or was
+    cut back gives its rest.
     """
     if cut.first >= cut.last:
         return
@@ -92,7 +104,16 @@ def read_cut(
     deadline = time.monotonic() + timeout_s
     while not reader.done:
         before = reader.wanted
-        fetched = fetch_from(client, cut.range.topic, cut.range.partition, before, fetch_bytes, _WAIT_MS)
+        last_epoch = -1 if lost_ok or reader.cursor is None else reader.cursor.epoch
+        fetched = fetch_from(
+            client, cut.range.topic, cut.range.partition, before, fetch_bytes, _WAIT_MS, last_epoch
+        )
+        if fetched.parting is not None:
+            was_cut = log_was_cut(cut.range.name, before, last_epoch, fetched.parting)
+            raise MillraceError(
+                f"{was_cut}: run the load again, start a query with a new checkpoint or set its"
+                " failOnDataLoss=false"
+            )
         if lost_ok and fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset <= before:
             break
         if batches := reader.take(fetched):

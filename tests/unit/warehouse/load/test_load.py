@@ -20,7 +20,7 @@ from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.entries import read_entries
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.history.layout import Topic, load_numbers, read_load
+from millrace_warehouse.history.layout import Topic, editions_of, load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.load.load import LoadRun, load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
@@ -88,6 +88,60 @@ def test_a_log_that_was_cut_back_and_has_grown_again_is_not_loaded_on_or_read_ag
     with pytest.raises(MillraceError, match=cut):
         reload_topic(reload_run, TOPIC, [1])
     assert loads(tmp_path) == [1, 2]
+
+
+def cut_back_after(log: MemoryLog, tasks_before: int) -> Callable[..., list[Any]]:
+    """Run tasks, and put an older copy of the log back after the first of them, which then grows again."""
+
+    def run_tasks(function: Callable[[CutTask], CutResult], tasks: Sequence[CutTask]) -> list[CutResult]:
+        results = local_run(function, tasks[:tasks_before])
+        batches = len([*log.partitions[0].batches()])
+        log.put_back(0, 3)
+        log.append_events(0, [START] * 10 * batches)
+        return results + local_run(function, tasks[tasks_before:])
+
+    return run_tasks
+
+
+def log_of_equal_batches() -> MemoryLog:
+    """One partition whose batches have the same size: no offset is missing where another epoch begins."""
+    log = MemoryLog(1)
+    log.sequence = 100
+    log.append_events(0, [START] * 100)
+    return log
+
+
+@pytest.mark.parametrize("tasks_before", [1, 2, 3])
+def test_a_log_that_is_cut_back_between_two_tasks_is_not_loaded(tmp_path: Path, tasks_before: int) -> None:
+    log = log_of_equal_batches()
+    run = load_run(log, tmp_path, run_tasks=cut_back_after(log, tasks_before), cut_bytes=1_500)
+    with pytest.raises(MillraceError, match=rf"{TOPIC}-0 .* in epoch 0.* cut back.*; nothing was loaded"):
+        load_topic(run, TOPIC)
+    assert loads(tmp_path) == []
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    assert len(rows_of(tmp_path)) == 130, "what is in the log now"
+
+
+def test_a_log_that_loses_messages_of_a_load_before_the_next_load_reads_is_not_loaded_on(
+    tmp_path: Path,
+) -> None:
+    log = log_of_equal_batches()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.append_events(0, [START] * 100)
+    with pytest.raises(MillraceError, match=r"in epoch 0, and epoch 0 ends at .*restore a newer copy"):
+        load_topic(load_run(log, tmp_path, "run-2", run_tasks=cut_back_after(log, 0)), TOPIC)
+    assert loads(tmp_path) == [1]
+
+
+def test_a_log_that_loses_messages_of_a_load_before_they_are_read_again_gives_no_edition(
+    tmp_path: Path,
+) -> None:
+    log = log_of_equal_batches()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    again = load_run(log, tmp_path, "again", run_tasks=cut_back_after(log, 0))
+    with pytest.raises(MillraceError, match=r"load 1: .* in epoch 0, and epoch 0 ends at"):
+        reload_topic(ReloadRun(context=again.context, reason="a test"), TOPIC, [1])
+    assert editions_of(Topic(open_storage(str(tmp_path)), TOPIC)) == {}
 
 
 def test_a_load_describes_its_files_as_the_table_will(tmp_path: Path) -> None:

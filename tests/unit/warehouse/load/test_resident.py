@@ -25,7 +25,7 @@ from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.merge import merge
 from millrace_warehouse.load.open_load import TAIL
 from millrace_warehouse.load.resident import SEAL_S, UNSHOWN_S, Resident
-from millrace_warehouse.load.task import CutTask
+from millrace_warehouse.load.task import CutResult, CutTask
 from millrace_warehouse.storage import open_storage
 from tests.unit.warehouse.load.residents import LEASE_S, SharedBranch, resident
 from tests.unit.warehouse.memory_log import (
@@ -442,6 +442,27 @@ def test_a_log_that_was_cut_back_while_it_was_read_is_refused(tmp_path: Path) ->
         again.turn()
     assert branch.rows() == []
     assert again.stop() is None
+
+
+def test_a_log_that_was_cut_back_between_two_tasks_of_a_turn_is_not_shown(tmp_path: Path) -> None:
+    log, branch = MemoryLog(1), SharedBranch(tmp_path)
+    log.sequence = 100  # batches of one size: no offset is missing where the next epoch begins
+    log.append_events(0, [START] * 100)
+
+    def run_tasks(function: Callable[[CutTask], CutResult], tasks: Sequence[CutTask]) -> list[CutResult]:
+        first = local_run(function, tasks[:1])
+        if log.epoch == 0:
+            log.put_back(0, 1)
+            log.append_events(0, [START] * 100)
+        return first + local_run(function, tasks[1:])
+
+    loader = resident(log, branch, run_tasks=run_tasks)
+    with pytest.raises(MillraceError, match=r"in epoch 0, .*its log was cut back.*; nothing was loaded"):
+        loader.turn()
+    assert branch.rows() == []
+    loader.turn()
+    assert loader.stop() is not None
+    assert len(rows_of(tmp_path)) == 110, "what is in the log now"
 
 
 @pytest.mark.parametrize("is_open", [True, False])

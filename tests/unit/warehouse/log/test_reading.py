@@ -26,6 +26,7 @@ from millrace.records.compression import Codec
 from millrace_warehouse.log.messages import frames_of
 from millrace_warehouse.log.ranges import Cut, Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import read_cut
+from tests.unit.warehouse import memory_log
 from tests.unit.warehouse.log.logs import TOPIC_ID, MemoryLog, made_log
 
 
@@ -273,6 +274,24 @@ def test_what_expires_behind_the_reader_s_back_is_no_gap() -> None:
     found = frames_of(cut, itertools.chain(first, reading), stats)
     assert [offset for frames, _ in found for offset in frames.offset.tolist()] == expected
     assert join_stats(cut.range, [stats]).gaps == []
+
+
+@pytest.mark.parametrize("lost_ok", [False, True])
+def test_a_log_that_is_cut_back_and_grows_again_while_it_is_read_is_refused(lost_ok: bool) -> None:
+    log = memory_log.MemoryLog(1)
+    log.sequence = 100  # batches of one size: no offset is missing where the next epoch begins
+    log.append_events(0, [memory_log.START] * 50)
+    cut = Cut(Range(log.name, 0, 0, log.partitions[0].high_watermark), 0, log.partitions[0].high_watermark)
+    stats = RangeStats.for_cut(cut)
+    reading = read_cut(log, cut, stats, fetch_bytes=1, lost_ok=lost_ok)
+    read = [next(reading), next(reading)]
+    log.put_back(0, 1)
+    log.append_events(0, [memory_log.START] * 100)
+    if lost_ok:
+        assert len([*read, *reading]) == 5
+        return
+    with pytest.raises(MillraceError, match=r"PageView-0 was read up to offset \d+ in epoch 0.*run .* again"):
+        list(reading)
 
 
 def test_a_damaged_batch_stops_the_reading_with_its_place() -> None:
