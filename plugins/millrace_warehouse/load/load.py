@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow.parquet as pq
 
 from millrace.client.cluster_client import LATEST, TopicMetadata
+from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
@@ -100,7 +101,7 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
         check_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
             holder, message = _nothing_to_do(topic, plan, newest, fresh)
-            return _result(run, plan, newest, holder, message)
+            return _result(run, plan, newest, holder, message, client.list_offsets(name, LATEST))
         if (result := _attempt(run, plan, newest)) is not None:
             return result
         raise Conflict("another run has made the load")
@@ -227,14 +228,21 @@ def draft_of(plan: Plan, newest: LoadManifest | None, attempt: str, pinned: Pinn
 
 
 def record_made(run: LoadRun, plan: Plan, manifest: LoadManifest, pinned: Pinned) -> LoadResult:
-    """Record a load that this run has made. Return its result, with notes on its messages."""
-    storage = run.context.storage
-    record(storage, manifest)
-    run.context.progress("recorded")
-    rejected = _reasons(storage, manifest, pinned.table_schema.message_format)
-    notes = [*_dropped_fields(pinned, manifest), *_unknown_fields(manifest), *rejected]
+    """Record a load that this run has made. Return its result, with notes on its messages.
+
+    The load is made, whatever fails now: the result has a note on it, and the next load heals the ledger.
+    """
+    storage, notes, latest = run.context.storage, _unknown_fields(manifest), dict[int, int]()
+    try:
+        record(storage, manifest)
+        run.context.progress("recorded")
+        notes += _reasons(storage, manifest, pinned.table_schema.message_format)
+        latest = run.context.client.list_offsets(plan.topic, LATEST)
+        notes += _dropped_fields(pinned, manifest)
+    except MillraceError as error:
+        notes += [f"{manifest.topic}: load {manifest.load} is made, but afterwards this failed: {error}"]
     message = f"made load {manifest.load}"
-    return _result(run, plan, manifest, manifest, message, published=True, notes=notes)
+    return _result(run, plan, manifest, manifest, message, latest, published=True, notes=notes)
 
 
 def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
@@ -320,13 +328,15 @@ def _result(
     newest: LoadManifest | None,
     load: LoadManifest | None,
     message: str,
+    latest: Mapping[int, int],
     *,
     published: bool = False,
     notes: Sequence[str] = (),
 ) -> LoadResult:
-    """Return a load's result, with counts if this run made it, and the offsets after the newest load."""
+    """Return a load's result, with counts if this run made it, and the offsets after the newest load, of
+    which `latest` are the ends.
+    """
     own = load if load is not None and load.run_id == plan.run_id else None
-    latest = run.context.client.list_offsets(plan.topic, LATEST)
     ends = newest.ends if newest is not None else {}
     offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
     bytes_per_offset = 1.0 if has_byte_positions(run.context.client) else _bytes_per_offset(newest)

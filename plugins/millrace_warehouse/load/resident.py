@@ -205,6 +205,7 @@ class Resident:
         check_ends(name, ends, loaded)
         if all(end <= (loaded[p].reach if p in loaded else 0) for p, end in ends.items()):
             return None
+        heal(self._run.context, newest)
         return OpenLoad.begin(self._run, topic_id, name, newest)
 
     def _is_due(self, load: OpenLoad) -> bool:
@@ -234,9 +235,8 @@ class Resident:
         if self._answer is Answer.OFF:
             self._rests_until = self._clock() + UNSHOWN_S
         try:
-            result = record_made(self._run, load.plan, manifest, load.pinned)
             self._newest = manifest
-            return result
+            return record_made(self._run, load.plan, manifest, load.pinned)
         finally:
             self._show(None)
 

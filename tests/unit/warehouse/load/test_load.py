@@ -21,6 +21,7 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.entries import read_entries
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import Topic, editions_of, load_numbers, read_load
+from millrace_warehouse.history.ledger import read_entry
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.load.load import LoadRun, load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
@@ -186,6 +187,32 @@ def test_the_next_load_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     assert [part.start for part in after.partitions] == [part.end for part in before.partitions]
     assert not any(part.gaps for part in after.partitions)
     assert [row.sequence for row in rows_of(tmp_path)] == list(range(182))
+
+
+@pytest.mark.parametrize("fails", ["broker", "ledger"])
+def test_a_load_is_told_with_its_counts_though_something_fails_once_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    log = filled_log()
+    log.append(0, [Message(START, None, b"broken")])
+
+    def silent(*_: Any) -> dict[int, int]:
+        raise MillraceError("memory:9092 does not answer")
+
+    def progress(step: str) -> None:
+        if fails == "broker" and step == "recorded":
+            monkeypatch.setattr(log, "list_offsets", silent)
+
+    broken = [fails == "ledger"]
+    storage = UnansweredStorage(tmp_path, lambda path: False if "ledger" in path and broken[0] else None)
+    made = load_topic(load_run(log, storage, progress=progress), TOPIC)
+    assert (made.load, made.published, made.rows, made.rejected) == (1, True, 180, 1)
+    assert f"{TOPIC}: load 1 is made, but afterwards this failed: " in " ".join(made.notes)
+    monkeypatch.undo()
+    broken[0] = False
+    assert load_topic(load_run(log, storage, "run-2"), TOPIC).load == 1
+    assert problems(tmp_path, TOPIC) == []
+    assert read_entry(storage, f"{TOPIC}/loads/0000000001.json") is not None
 
 
 def test_a_retried_run_finds_its_plan_and_names_the_load_that_did_it(tmp_path: Path) -> None:

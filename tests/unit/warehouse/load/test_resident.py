@@ -15,6 +15,7 @@ from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_warehouse.history.erasures import Erasure, create_erasure
 from millrace_warehouse.history.layout import Topic, load_numbers, read_load
+from millrace_warehouse.history.ledger import read_entry
 from millrace_warehouse.history.manifest import LoadManifest, now
 from millrace_warehouse.history.same_log import RefusedLog
 from millrace_warehouse.history.schemas import first_schema, pin, promote
@@ -333,6 +334,25 @@ def test_a_create_without_an_answer_is_found_out_later(tmp_path: Path, arrives: 
     made = loader.stop()
     assert made is not None
     assert made.rows == 1
+    assert problems(tmp_path, TOPIC) == []
+
+
+def test_a_load_is_told_though_its_ledger_entry_fails_and_the_entry_is_there_before_the_next_load(
+    tmp_path: Path,
+) -> None:
+    log, branch, broken = filled_log(), SharedBranch(tmp_path), [True]
+    storage = UnansweredStorage(tmp_path, lambda path: False if "ledger" in path and broken[0] else None)
+    loader = resident(log, branch, storage)
+    loader.turn()
+    branch.clock.now += SEAL_S
+    made = loader.turn()
+    assert made is not None
+    assert (made.load, made.rows) == (1, 180)
+    broken[0] = False
+    log.append_events(0, [START])
+    loader.turn()
+    assert read_entry(storage, f"{TOPIC}/loads/0000000001.json") is not None
+    assert loader.stop() is not None
     assert problems(tmp_path, TOPIC) == []
 
 
