@@ -10,6 +10,7 @@ Needs PySpark 4.2: earlier versions do not pass the start of the planned micro-b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -77,6 +78,9 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.fail_on_data_loss:
             _check_nothing_lost(before, latest)
         begun_at = self._beginnings(before, latest, first=not start)
+        if self._target is not None:  # the log may have grown before the query chose where to begin
+            ends = {key: max(end, begun_at.get(key, 0)) for key, end in latest.offsets.items()}
+            latest = self._target = replace(latest, offsets=ends)
         after = advance(before, latest, begun_at, self._offsets_of(limit))
         if start and not begun_at and after.offsets == before.offsets:
             return start

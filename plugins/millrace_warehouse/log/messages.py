@@ -314,20 +314,22 @@ def frames_of(
             inside = (frames.offset >= start) & (frames.offset < cut.range.end)
             if not inside.all():
                 frames = frames.select(np.flatnonzero(inside))
-            rejected = [_rejected_batch(cut.range.partition, batch) for batch in broken]
+            rejected = [_rejected_batch(cut, start, batch) for batch in broken]
             lost = sum(batch.records for batch in rejected)
             stats.records += len(frames) + lost
             stats.rejected_by_kind[Kind.BROKEN_BODY] += lost
             yield frames, rejected
 
 
-def _rejected_batch(partition: int, broken: BrokenBatch) -> RejectedRecords:
+def _rejected_batch(cut: Cut, start: int, broken: BrokenBatch) -> RejectedRecords:
+    """Return what a broken batch has in the range from `start` on."""
     header, batch = broken.batch
     reason = f"{BROKEN_BATCH}: {broken.reason}"
+    first, end = max(start, header.base_offset), min(header.next_offset, cut.range.end)
     return RejectedRecords(
-        partition=partition,
-        offset=header.base_offset,
-        records=max(header.records_count, 1),
+        partition=cut.range.partition,
+        offset=first,
+        records=min(max(header.records_count, 1), end - first),
         kind=Kind.BROKEN_BODY,
         schema_id=None,
         reason=reason,

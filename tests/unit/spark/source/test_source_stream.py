@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.records import Message, iter_records
+from millrace.records import Message, batch_crc, iter_records
+from millrace.records.compression import Codec
 from millrace_spark.source.options import parse_options
 from millrace_spark.source.progress import Progress, advance, ranges_between, share_out
 from millrace_spark.source.rows import RowReader
@@ -251,6 +253,40 @@ def test_available_now_ends_at_what_was_there_when_it_began() -> None:
     next_run = reader(cluster)
     next_run.prepareForTriggerAvailableNow()
     assert len(drain(cluster, next_run, end)[0]) == 1
+
+
+def test_available_now_reads_nothing_when_the_query_begins_at_the_end_of_a_topic_that_grows() -> None:
+    cluster = one_topic()
+    stream = reader(cluster, startingOffsets="latest")
+    stream.prepareForTriggerAvailableNow()
+    cluster.contents["A"].logs[0].append([Message(0, None, b"before its first micro-batch")])
+    rows, end = drain(cluster, stream, {})
+    assert rows == []
+    cluster.contents["A"].logs[0].append([Message(0, None, b"after it")])
+    next_run = reader(cluster, startingOffsets="latest")
+    next_run.prepareForTriggerAvailableNow()
+    assert len(drain(cluster, next_run, end)[0]) == 1
+
+
+def test_on_kafka_a_broken_batch_is_a_row_for_its_part_of_each_micro_batch() -> None:
+    cluster = MemoryCluster(cluster_id="4L6g3nShT-eMCtK--X86sw")
+    cluster.create("A", 1)
+    log = cluster.contents["A"].logs[0]
+    log.append([Message(0, None, b"x" * 100)] * 20, Codec.GZIP)
+    broken = bytearray(log.batches[0])
+    broken[-20:-10] = bytes(10)
+    struct.pack_into(">I", broken, 17, batch_crc(broken))
+    log.batches[0] = bytes(broken)
+    stream = reader(cluster, maxOffsetsPerTrigger="7")
+    start, parts = _START, []
+    while (end := plan(stream, start)) != start:
+        (task,) = stream.partitions(start, end)
+        stats = RangeStats.for_cut(task.value)
+        for _, rejected in frames_of(task.value, read_cut(cluster, task.value, stats, timeout_s=0), stats):
+            parts += [(each.offset, each.records) for each in rejected]
+        assert stats.records == stats.rejected
+        start = end
+    assert parts == [(0, 7), (7, 7), (14, 6)]
 
 
 def test_a_topic_created_anew_is_refused_or_read_from_its_start_as_asked() -> None:
