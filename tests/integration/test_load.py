@@ -20,8 +20,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark.jobs.executors import TIMEOUT
-from millrace_spark.jobs.submit import submit
+from millrace_spark.jobs.submit import TIMEOUT, submit
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_warehouse.history.layout import Topic, newest_load
 from millrace_warehouse.history.schemas import first_schema

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from millrace_spark.jobs.executors import TIMEOUT
+from millrace_spark.jobs.submit import TIMEOUT
 from tests.brokers import TestCluster, read_topic
 from tests.integration.test_resident_load import loads_in
 from tests.integration.test_resident_spark import are_shown

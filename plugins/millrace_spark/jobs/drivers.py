@@ -38,6 +38,8 @@ class DriverState:
     """The cluster's name of the state, or UNKNOWN for an unknown driver."""
     ended: bool = False
     """True also for an unknown driver."""
+    waiting: bool = False
+    """True while the cluster has no place for the driver yet."""
     output: str = ""
     """Place of the driver's output, in words."""
     reason: str = ""

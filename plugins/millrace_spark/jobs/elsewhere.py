@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.security.client import VARIABLE
 from millrace_spark.jobs.drivers import UNKNOWN, Driver, DriverFiles, DriverState, SentJob
 from millrace_spark.jobs.standalone import Master
-from millrace_spark.jobs.submit import DEPLOY_MODE, OnLine, result_in
+from millrace_spark.jobs.submit import DEFAULT_TIMEOUT, DEPLOY_MODE, SAY_AFTER_S, TIMEOUT, OnLine, result_in
 from millrace_spark.jobs.yarn import Yarn
 from millrace_warehouse.storage.hadoop_settings import CA_VARIABLE
 
@@ -31,6 +32,7 @@ PATIENCE_S = 300.0
 """Longest time without an answer from the cluster while a driver is waited for."""
 UNKNOWN_S = 30.0
 """Seconds for which a driver must be unknown to its cluster before that is believed."""
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _INHERITED = (VARIABLE, CA_VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
 """Prefixes of the variables that a driver inherits."""
 
@@ -47,7 +49,7 @@ def submit(
     """Run a job like `submit.submit`, but with the driver on the cluster. If the run already has a driver,
     wait for it.
     """
-    run = _DriverRun(job, settings, _cluster(master, conf, archives), on_line)
+    run = _DriverRun(job, settings, _cluster(master, conf, archives), on_line, _timeout_s(conf))
     return run.result({key: conf[key] for key in conf if key != DEPLOY_MODE})
 
 
@@ -67,12 +69,20 @@ def _cluster(master: str, conf: Mapping[str, str], archives: Sequence[str]) -> M
     return Master(master, conf)
 
 
+def _timeout_s(conf: Mapping[str, str]) -> float:
+    text = conf.get(TIMEOUT, DEFAULT_TIMEOUT)
+    if (time_ := re.fullmatch(r"(\d+)(ms|s|m|min|h|d)?", text.strip().lower())) is None:
+        raise ConfigError(f"{TIMEOUT}={text} is not a time like 90s, 10m or 1h")
+    return int(time_[1]) * _SECONDS[time_[2] or "s"]
+
+
 class _DriverRun:
     def __init__(
-        self, job: str, settings: Mapping[str, Any], cluster: Master | Yarn, on_line: OnLine
+        self, job: str, settings: Mapping[str, Any], cluster: Master | Yarn, on_line: OnLine, timeout_s: float
     ) -> None:
+        """`timeout_s` limits the wait for the driver's start."""
         self._job, self._settings, self._cluster = job, settings, cluster
-        self._on_line = on_line
+        self._on_line, self._timeout_s = on_line, timeout_s
         self._files = DriverFiles(settings)
         asked = [job, {key: settings[key] for key in sorted(settings) if key != "registry"}]
         self._asked = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
@@ -161,7 +171,9 @@ class _DriverRun:
             self._say(f"the driver may still run: {error}")
 
     def _ended(self, driver: Driver) -> DriverState:
-        began = heard = time.monotonic()
+        """Wait for the driver's end. Raise MillraceError, and end it, if it has not started in time."""
+        began = heard = started = time.monotonic()
+        said = False
         while True:
             try:
                 state = self._state(driver)
@@ -174,7 +186,25 @@ class _DriverRun:
                 heard = time.monotonic()
                 if state.ended:
                     return state
+                started = started if state.waiting else heard
+                if heard - started >= self._timeout_s:
+                    self._give_up(driver, state)
+                if heard - started >= SAY_AFTER_S and not said:
+                    said = True
+                    self._say(
+                        f"the driver has not started for {SAY_AFTER_S:.0f} s ({state.word}){state.reason};"
+                        f" waiting for it, at most {self._timeout_s:.0f} s (--conf {TIMEOUT}=TIME)"
+                    )
             time.sleep(POLL_S if time.monotonic() - began < LATER_S else LATER_POLL_S)
+
+    def _give_up(self, driver: Driver, state: DriverState) -> NoReturn:
+        self._cluster.kill(self._files.id_of(driver))
+        self._files.release(driver)
+        raise MillraceError(
+            f"the cluster has not started the driver within {self._timeout_s:.0f} s"
+            f" ({state.word}){state.reason}: check that one of its machines has the cores and the memory for"
+            f" it, or let it wait longer with --conf {TIMEOUT}=TIME; {self._run_id} goes on with the run"
+        )
 
     def _state(self, driver: Driver) -> DriverState:
         """Return a driver's state. UNKNOWN means that the cluster does not know it for UNKNOWN_S.

@@ -15,12 +15,8 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 
 from millrace.errors import ConfigError
+from millrace_spark.jobs.submit import DEFAULT_TIMEOUT, SAY_AFTER_S, TIMEOUT
 
-TIMEOUT = "spark.millrace.executors.timeout"
-"""Millrace's own Spark setting, also for spark-defaults.conf. Its value is a time in Spark's form."""
-DEFAULT_TIMEOUT = "10m"
-"""Spark's default time limit on Kubernetes for the pod of an executor."""
-SAY_AFTER_S = 10.0
 POLL_S = 1.0
 
 

@@ -28,6 +28,7 @@ SENT = "MILLRACE_SENT_JOB"
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _STANDBY = "Current state is not alive"
 """Text in the `message` of a standby master."""
+_WAITING = ("SUBMITTED", "RELAUNCHING")
 _ENDED = ("FINISHED", "KILLED", "FAILED", "ERROR", UNKNOWN)
 
 
@@ -76,7 +77,8 @@ class Master:
         """Return a driver's state. Raise MillraceError when no active master answers."""
         answer = self._ask("GET", f"status/{driver}")
         word, worker = answer.get("driverState") or UNKNOWN, answer.get("workerHostPort") or "its worker"
-        return DriverState(word, ended=word in _ENDED, output=f"on the page of {worker}")
+        output = f"on the page of {worker}"
+        return DriverState(word, ended=word in _ENDED, waiting=word in _WAITING, output=output)
 
     def kill(self, driver: str) -> None:
         """Ask the master to end a driver. A driver that has ended stays as it is."""

@@ -37,6 +37,12 @@ FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 (measured).
 """
 DEPLOY_MODE = "spark.submit.deployMode"
+TIMEOUT = "spark.millrace.executors.timeout"
+"""Millrace's own Spark setting, also for spark-defaults.conf. Its value is a time in Spark's form."""
+DEFAULT_TIMEOUT = "10m"
+"""Spark's default time limit on Kubernetes for the pod of an executor."""
+SAY_AFTER_S = 10.0
+"""Seconds of waiting for the cluster after which a job says so."""
 PROPERTIES = "spark.properties"
 DRIVER = "driver.py"
 """Name of the script that `send` sends."""

@@ -30,6 +30,7 @@ TIMEOUT_S = 20.0
 TAGS = "spark.yarn.tags"
 _SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 """Names of settings that Spark itself does not show. They travel with the job."""
+_WAITING = ("NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED")
 _ENDED = ("FINISHED", "FAILED", "KILLED")
 # Spark's zip of PySpark comes last, for Python compiles imports from a zip again each time.
 _SCRIPT = """import sys
@@ -78,6 +79,7 @@ class Yarn:
         return DriverState(
             found["finalStatus"] if found["state"] == "FINISHED" else found["state"],
             ended=found["state"] in _ENDED,
+            waiting=found["state"] in _WAITING,
             output=f"in `yarn logs -applicationId {found['id']}`",
             reason=f" ({said})" if said else "",
         )

@@ -152,10 +152,10 @@ class Cluster:
     def state(self, driver: str) -> DriverState:
         self.asked[driver] += 1
         word = self.states.get(driver, UNKNOWN)
-        return DriverState(word, ended=word != "RUNNING")
+        return DriverState(word, ended=word not in ("RUNNING", "SUBMITTED"), waiting=word == "SUBMITTED")
 
     def kill(self, driver: str) -> None:
-        if self.states.get(driver) == "RUNNING":
+        if self.states.get(driver) in ("RUNNING", "SUBMITTED"):
             self.states[driver] = "KILLED"
 
     def end(self, sent: SentJob, result: str) -> None:
@@ -168,6 +168,7 @@ class Commands:
 
     def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
         self.cluster, self.folder, self._pool = Cluster(), folder, pool
+        self.timeout_s = WAIT_S
         self.files = DriverFiles(self.settings("A"))
 
     def settings(self, topic: str) -> dict[str, Any]:
@@ -176,7 +177,8 @@ class Commands:
     def run(self, topic: str = "A", on_line: Any = print) -> Any:
         """Run a command to its end."""
         cluster: Any = self.cluster
-        return _DriverRun("load", self.settings(topic), cluster, on_line).result({})
+        settings = self.settings(topic)
+        return _DriverRun("load", settings, cluster, on_line, self.timeout_s).result({})
 
     def start(self, topic: str = "A") -> Any:
         """Start a command. Return the future of its result once it waits for a driver."""
@@ -327,6 +329,35 @@ def test_a_driver_is_asked_for_each_second_at_first_and_less_often_later(
     waiting.result(20)
 
 
+def test_a_driver_that_the_cluster_does_not_start_is_waited_for_with_a_line_and_a_limit(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "SAY_AFTER_S", 0.1)
+    commands.timeout_s = 0.5
+    cluster, lines = commands.cluster, list[str]()
+    cluster.at_submission = lambda sent: cluster.states.update({sent.driver.tag: "SUBMITTED"})
+    with pytest.raises(MillraceError, match=r"not started the driver .*SUBMITTED.*--run-id run goes on"):
+        commands.run(on_line=lines.append)
+    assert sum("has not started" in line for line in lines) == 1
+    assert [*cluster.states.values()] == ["KILLED"]
+    assert commands.files.claimed() is None
+
+
+def test_a_driver_that_runs_may_take_longer_than_the_limit_of_its_start(commands: Commands) -> None:
+    commands.timeout_s = 0.2
+    waiting = commands.start()
+    (sent,) = commands.cluster.sent
+    time.sleep(2 * commands.timeout_s)
+    commands.cluster.end(sent, "all")
+    assert waiting.result(20) == "all"
+
+
+def test_the_limit_is_a_time_of_spark(tmp_path: Path) -> None:
+    conf = {"spark.millrace.executors.timeout": "soon"}
+    with pytest.raises(ConfigError, match="soon is not a time like 90s, 10m or 1h"):
+        submit("load", {"warehouse": str(tmp_path)}, master="spark://a:1", on_line=print, conf=conf)
+
+
 def test_what_drivers_leave_is_deleted_after_a_week(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +389,7 @@ class Slow:
 
 settings = {"warehouse": str(folder), "run_id": "run", "topics": ["A"]}
 with interruptible():
-    _DriverRun("load", settings, Slow(), print).result({})
+    _DriverRun("load", settings, Slow(), print, 600).result({})
 """
 
 
