@@ -9,11 +9,13 @@ themselves when their driver is gone.
 from __future__ import annotations
 
 import collections
+import fcntl
 import importlib.util
 import json
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -48,8 +50,8 @@ DRIVER = "driver.py"
 """Name of the script that `send` sends."""
 _SETTINGS = "settings.json"
 _FOLDER = "millrace-job-"
-LEFT_S = 3600.0
-"""Age of a job's file that only a killed command can have left."""
+LEFT_S = 60.0
+"""Age at which the lock of a folder shows whether its command runs."""
 LAST_LINES = 40
 JOIN_S = 10
 """Seconds to wait for the last lines of an ended job: a child process may keep the pipe open."""
@@ -124,7 +126,7 @@ def run_here(job: str, settings: Mapping[str, Any], *, processes: int, on_line: 
     """
     with _folder_with(_SETTINGS, json.dumps(dict(settings))) as path:
         command = [sys.executable, "-P", "-m", "millrace_spark.jobs.here", job, str(processes), str(path)]
-        # Files of tasks that are killed are deleted with the folder.
+        # Files of tasks that are killed are deleted with the folder, by a later command if need be.
         return _answer(job, _run(command, os.environ | {"TMPDIR": str(path.parent)}, on_line))
 
 
@@ -132,23 +134,33 @@ def run_here(job: str, settings: Mapping[str, Any], *, processes: int, on_line: 
 def _folder_with(name: str, text: str) -> Iterator[Path]:
     """Yield the path of a file in a folder of its own. A year of hours is too long for an argument."""
     _sweep()
-    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder, _locked(Path(folder)):
         path = Path(folder, name)
         _write_secret(path, text)
         yield path
 
 
 def _sweep() -> None:
-    """Delete files that killed commands have left. A job reads its files at its start."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/*"):
-        with suppress(OSError):  # deleted by now, or the folder is not empty yet
-            folder = path.parent.lstat()
+    """Delete the folders that killed commands have left, with the files of their tasks."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with suppress(OSError):  # deleted by now, or locked: its command runs
+            found = folder.lstat()
             # Through a link another user could name a folder of this user's.
-            is_own = stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.getuid()
-            is_file = path.name in (_SETTINGS, PROPERTIES, DRIVER)
-            if is_own and is_file and time.time() - path.lstat().st_mtime > LEFT_S:
-                path.unlink()
-                path.parent.rmdir()
+            is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if is_own and time.time() - found.st_mtime > LEFT_S:
+                with _locked(folder):
+                    shutil.rmtree(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raise BlockingIOError if another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_secret(path: Path, text: str) -> None:

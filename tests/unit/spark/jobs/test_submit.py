@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import millrace_spark.jobs.submit
 from millrace.errors import MillraceError
 from millrace_spark.jobs.submit import submit
 from millrace_warehouse.commands.hours import parse_hours
+from tests.support import start_for_the_test_run, wait_until
 
 
 @pytest.fixture
@@ -151,21 +152,41 @@ def test_a_job_whose_output_nobody_takes_any_more_runs_to_its_end(spark_submit: 
     assert submit("load", {}, master="local[2]", on_line=closed) == 1
 
 
-def test_files_that_a_killed_command_has_left_are_deleted_an_hour_later(
+COMMAND = """
+import sys, millrace_spark.jobs.submit
+from pathlib import Path
+millrace_spark.jobs.submit.spark_home = lambda: Path(sys.argv[1])
+millrace_spark.jobs.submit.submit("load", {}, master="local[2]", on_line=print)
+"""
+
+
+def test_the_folder_of_a_killed_command_is_deleted_by_a_later_one_and_that_of_a_running_one_stays(
     spark_submit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    spark_submit.write_text(
+        '#!/bin/sh\nfor file; do :; done\nmkdir "$(dirname "$file")/rows"\nexec sleep 600\n'
+    )
+    folders = list[Path]()
+    commands = list[subprocess.Popen[bytes]]()
+    for _ in range(2):
+        command = [sys.executable, "-c", COMMAND, str(tmp_path)]
+        commands.append(start_for_the_test_run(command))
+        wait_until("its job runs", lambda: len([*tmp_path.glob("millrace-job-*/rows")]) == len(commands))
+        folders += {path.parent for path in tmp_path.glob("millrace-job-*/rows")} - {*folders}
+    killed, running = folders
+    commands[0].kill()
+    commands[0].wait()
+    (new := tmp_path / "millrace-job-new").mkdir()
+    for folder in folders:
+        os.utime(folder, (0, 0))
     spark_submit.write_text("#!/bin/sh\necho '{\"result\": 1}'\n")
-    left, resident, recent = (tmp_path / f"millrace-job-{n}" for n in range(3))
-    old = time.time() - 2 * 3600
-    for path in (left / "driver.py", left / "spark.properties", resident / "rows", recent / "driver.py"):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-        if path.parent != recent:
-            os.utime(path, (old, old))
     assert run([]) == 1
-    assert sorted(tmp_path.glob("millrace-job-*/*")) == [resident / "rows", recent / "driver.py"]
-    assert not left.exists()
+    assert sorted(tmp_path.glob("millrace-job-*")) == sorted([running, new])
+    assert not killed.exists()
+    commands[1].kill()
+    commands[1].wait()
 
 
 def test_a_link_of_another_user_makes_no_command_delete_files_of_its_own_user(
@@ -176,8 +197,10 @@ def test_a_link_of_another_user_makes_no_command_delete_files_of_its_own_user(
     mine = tmp_path / "project" / "settings.json"
     mine.parent.mkdir()
     mine.touch()
-    os.utime(mine, (0, 0))
-    (tmp_path / "millrace-job-evil").symlink_to(mine.parent)
+    os.utime(mine.parent, (0, 0))
+    link = tmp_path / "millrace-job-evil"
+    link.symlink_to(mine.parent)
+    os.utime(link, (0, 0), follow_symlinks=False)
     assert run([]) == 1
     assert mine.exists()
 
