@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import NamedTuple
 
 from millrace import __version__
 from millrace.errors import MillraceError
@@ -70,17 +72,35 @@ def how_to_install(*extras: str) -> str:
     return f"pip install '{requirement}'"
 
 
+class Release(NamedTuple):
+    """What was installed here: a version, and the commit that was built, "" in a checkout."""
+
+    version: str
+    commit: str
+
+    def __str__(self) -> str:
+        return f"{self.version} ({self.commit})" if self.commit else self.version
+
+    def may_be(self, other: Release) -> bool:
+        """Return False if it is another release; a checkout may have any commit of its version."""
+        return self.version == other.version and (self.commit == other.commit or "" in (self + other))
+
+
+@cache
+def release() -> Release:
+    """Return the installed release."""
+    built_from = Path(__file__).with_name("commit.txt")
+    return Release(__version__, built_from.read_text().strip() if built_from.exists() else "")
+
+
 def version() -> str:
     """Return the version, and the commit that was built or is checked out, if it is known."""
-    checkout = Path(__file__).parents[2]
-    if (built_from := Path(__file__).with_name("commit.txt")).exists():
-        commit = built_from.read_text().strip()
-    elif (checkout / ".git").exists():
+    installed, checkout = release(), Path(__file__).parents[2]
+    if not installed.commit and (checkout / ".git").exists():
         command = ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    else:
-        commit = ""
-    return f"{__version__} ({commit})" if commit else __version__
+        installed = installed._replace(commit=commit)
+    return str(installed)
 
 
 def shipped(name: str) -> Path:

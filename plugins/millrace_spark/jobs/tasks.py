@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from millrace.errors import MillraceError
+from millrace.installation import Release, release
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
@@ -32,7 +33,7 @@ def in_tasks(
     """
     if not tasks:
         return []
-    run: Callable[[T], R | Failed] = partial(attempt, function)
+    run: Callable[[T], R | Failed] = partial(same_release, release(), function)
     if count is not None:
         count.expect(len(tasks))
         # No AccumulatorParam by its class: tasks that run without Spark import this module, too.
@@ -86,6 +87,16 @@ def unpacked(done: Iterable[R | Failed]) -> list[R]:
             raise MillraceError(result.reason)
         results.append(result)
     return results
+
+
+def same_release(of_driver: Release, function: Callable[[T], R], task: T) -> R | Failed:
+    """Return a task's result, or the refusal to compute it by the rules of another release."""
+    if not (here := release()).may_be(of_driver):
+        return Failed(
+            f"the executors have Millrace {here}, the driver has {of_driver}: give both the same release (see"
+            " `Python on the executors` in docs/clusters.md), then run again"
+        )
+    return attempt(function, task)
 
 
 def attempt(function: Callable[[T], R], task: T) -> R | Failed:
