@@ -157,6 +157,27 @@ def test_two_producers_of_one_process_are_two_instances_and_share_a_thread(
     assert numbers == read_outcomes(outcomes)[0] == set(range(EVENTS))
 
 
+def test_a_producer_that_is_closed_twice_stops_no_reports_of_another_one(
+    millrace: RunningBroker, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, "close-twice"), tmp_path / "outcomes"
+    service = start_service("4.1", topic, 100, "close twice", outcomes, bootstrap_servers=millrace.bootstrap)
+
+    def both_have_reported() -> bool:
+        told = read_evidence(millrace.bootstrap, topic).told.values()
+        return [len(one.acknowledged) for one in told] == [100, 100]
+
+    try:
+        wait_until("reports of the open producer", both_have_reported)
+    except BaseException:
+        service.kill()
+        raise
+    print(file=service.stdin, flush=True)
+    finish(service)
+    told = read_evidence(millrace.bootstrap, topic).told
+    assert {one.closed_through for one in told.values()} == {FOR_EVER}
+
+
 def test_events_of_aborted_transactions_are_acknowledged_or_failed(
     apache: KafkaBroker, tmp_path: Path
 ) -> None:

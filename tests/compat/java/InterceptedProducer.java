@@ -3,6 +3,7 @@ import java.io.PrintWriter;
 import java.io.UncheckedIOException;
 import java.time.Duration;
 import java.util.Properties;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.concurrent.locks.LockSupport;
 
@@ -18,6 +19,7 @@ import org.apache.kafka.common.header.internals.RecordHeaders;
 public class InterceptedProducer {
     private static final String TOO_LARGE = " ".repeat(2_000_000);
     private static final long PAST_MS = 1_431_856_800_000L; // 2015-05-17T10:00Z
+    private static final AtomicBoolean IS_OPEN = new AtomicBoolean(true);
     private static String topic, how;
     private static int events;
     private static AtomicIntegerArray outcomes;
@@ -26,7 +28,7 @@ public class InterceptedProducer {
         topic = args[0];
         events = Integer.parseInt(args[1]);
         how = args[2];
-        int producers = how.equals("two") ? 2 : 1;
+        int producers = how.equals("two") || how.equals("close twice") ? 2 : 1;
         Properties properties = new Properties();
         properties.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
         properties.put("value.serializer", "org.apache.kafka.common.serialization.StringSerializer");
@@ -64,7 +66,10 @@ public class InterceptedProducer {
             int id = first + n;
             ProducerRecord<String, String> record =
                     new ProducerRecord<>(topic, null, time(n), "k" + n % 1009, value(id), headers());
-            producer.send(record, (metadata, error) -> outcomes.set(id, error == null ? 1 : 2));
+            producer.send(record, (metadata, error) -> {
+                outcomes.set(id, error == null ? 1 : 2);
+                if (how.equals("close in callback") && IS_OPEN.getAndSet(false)) producer.close(Duration.ZERO);
+            });
             if (isTransactional && n % 500 == 499) {
                 if (n / 500 % 3 == 2) producer.abortTransaction();
                 else producer.commitTransaction();
@@ -78,8 +83,22 @@ public class InterceptedProducer {
             System.out.println("flushed");
             LockSupport.park();
         }
+        if (how.equals("close in callback")) {
+            waitForOutcomes();
+            return;
+        }
+        if (how.equals("close twice")) {
+            if (first == 0) producer.close();
+            else waitForLine();
+        }
         if (how.equals("close(0)")) producer.close(Duration.ZERO);
         else producer.close();
+    }
+
+    /** Wait until each event has its outcome, and the last report is sent. */
+    private static void waitForOutcomes() {
+        for (int n = 0; n < events; n++) while (outcomes.get(n) == 0) LockSupport.parkNanos(1_000_000);
+        while (reportingThreads() > 0) LockSupport.parkNanos(1_000_000);
     }
 
     /** Wait until the test writes a line. */

@@ -48,9 +48,8 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
                 + number(configs, "delivery.timeout.ms", 120_000) + SETTLE_SPARE_MS;
         valuesAreBytes = text(configs, "value.serializer", "").endsWith(ByteArraySerializer.class.getName());
         isExact = acknowledgementsHaveHeaders();
-        reporter = Reporter.join(configs);
-        instance = new Instance(server, service, latenessMs, reporter::send);
-        reporter.add(instance);
+        instance = new Instance(server, service, latenessMs, (record, untilNs) -> reporter.send(record, untilNs));
+        reporter = Reporter.join(instance, configs);
     }
 
     @Override
