@@ -11,7 +11,7 @@ import pytest
 
 from millrace.zookeeper.embedded import find_java
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Report
+from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Hello, Report
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_registry.client import SchemaRegistryClient
 from tests.compat.java_interceptor import compile_programs
@@ -28,6 +28,8 @@ Key = tuple[str, int, Outcome]
 class Said:
     """Reports in their order, and their sum."""
 
+    hellos: list[str] = field(default_factory=list)
+    """Announced topics."""
     reports: list[Report] = field(default_factory=list)
     outcomes: dict[Key, SequenceRanges] = field(default_factory=dict)
     """Sequences by topic, window and outcome; each is reported once."""
@@ -74,6 +76,8 @@ def run(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
                 record = codec.decode(bytes.fromhex(line))
                 if isinstance(record, Report):
                     found.add(record)
+                elif isinstance(record, Hello):
+                    found.hellos.append(record.topic)
         return found
 
     return said
@@ -137,6 +141,14 @@ def test_an_event_without_an_outcome_keeps_its_window_open(run: Run) -> None:
     assert said.pairs("t", START, "acknowledged") == [[0, 9]]
     assert said.pairs("t", later, "acknowledged") == [[11, 15]]
     assert said.reports[-1].closed_through == later
+
+
+@pytest.mark.parametrize("later", ["report", f"events:t:1:{START}:0:f", f"events:new:1:{START}:0:f"])
+def test_nothing_follows_the_last_report(run: Run, later: str) -> None:
+    said = run(f"events:t:10:{START}:0:a", "last", later, "report", "last")
+    assert said.pairs("t", START, "acknowledged") == [[0, 9]]
+    assert [report.closed_through for report in said.reports] == [FOR_EVER]
+    assert said.hellos == ["t"]
 
 
 @pytest.mark.parametrize(("outcomes", "outcome"), [("-a", "acknowledged"), ("-af", "failed")])

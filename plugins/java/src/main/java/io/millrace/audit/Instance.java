@@ -79,6 +79,7 @@ final class Instance {
         try {
             if (topic.isAnnounced) return;
             sendUnsent(until);
+            if (hasEnded()) return;
             byte[] hello = begin(AuditRecord.HELLO)
                     .text(topic.name).number(closedThrough).fixed(sealOf(key)).bytes();
             channel.send(hello, until);
@@ -89,25 +90,34 @@ final class Instance {
         }
     }
 
-    /** Report the news. The last report closes all time, unless an event has no outcome. */
-    void report(boolean isLast, long waitMs) throws Exception {
+    /**
+     * Report the news. The last report closes all time, unless an event has no outcome; nothing follows it.
+     *
+     * @return whether the instance has ended, or needs no last report
+     */
+    boolean report(boolean isLast, long waitMs) throws Exception {
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(waitMs);
         lock(waitMs);
         try {
             sendUnsent(until);
-            if (!hasAnnounced) return;
+            if (!hasAnnounced || hasEnded()) return true;
             // In this order: an event that gets its outcome meanwhile holds its window open, or is in the report.
             long promised = AuditedTopic.window(System.currentTimeMillis() - latenessMs);
             long open = Long.MAX_VALUE;
             for (AuditedTopic topic : topics.values()) open = Math.min(open, topic.firstOpen());
             List<Part> parts = parts();
             long closes = isLast ? open : Math.min(promised, open);
-            if (parts.isEmpty() && closes == closedThrough) return;
-            write(parts, closes);
+            if (!parts.isEmpty() || closes != closedThrough) write(parts, closes);
             sendUnsent(until);
+            return hasEnded();
         } finally {
             turn.unlock();
         }
+    }
+
+    /** Return whether the last report was written. */
+    private boolean hasEnded() {
+        return closedThrough == Long.MAX_VALUE;
     }
 
     private void lock(long waitMs) throws Exception {
