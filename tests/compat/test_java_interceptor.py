@@ -178,6 +178,28 @@ def test_a_producer_that_is_closed_twice_stops_no_reports_of_another_one(
     assert {one.closed_through for one in told.values()} == {FOR_EVER}
 
 
+@pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
+def test_a_producer_that_a_callback_closes_reports_all_events_and_ends(
+    millrace: RunningBroker, clients: str, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, f"close-in-callback-{clients}"), tmp_path / "outcomes"
+    # One batch at a time: the others have no outcome when the first callback closes the producer.
+    slow = {
+        "linger_ms": 3000,
+        "batch_size": 1_000_000,
+        "max_request_size": 700_000,
+        "max_in_flight_requests_per_connection": 1,
+        "bootstrap_servers": millrace.bootstrap,
+    }
+    finish(start_service(clients, topic, EVENTS, "close in callback", outcomes, **slow))
+    evidence = read_evidence(millrace.bootstrap, topic)
+    if clients == "4.1":
+        check_exact(evidence, outcomes)
+    else:
+        check_never_wrong(evidence, outcomes)
+    assert read_outcomes(outcomes)[1], "the callback closed the producer too late"
+
+
 def test_events_of_aborted_transactions_are_acknowledged_or_failed(
     apache: KafkaBroker, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
     private long settledAfterMs;
     private Instance instance;
     private Reporter reporter;
+    private boolean hasLeft;
 
     @Override
     public void configure(Map<String, ?> configs) {
@@ -113,30 +114,45 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         if (topic != null) topic.settleOne(error == null);
     }
 
-    /** Send the last report. The client has ended its own thread before: every event has its outcome. */
+    /** Send the last report. If a callback closes the client, other events get their outcomes after this method. */
     @Override
     public void close() {
         if (instance == null) return;
         boolean wasInterrupted = Thread.interrupted(); // the last report is sent nevertheless
+        if (!end(false)) {
+            Thread later = new Thread(() -> end(true), "millrace-audit-close");
+            later.setDaemon(false);
+            later.start();
+        }
+        if (wasInterrupted) Thread.currentThread().interrupt();
+    }
+
+    /** Send the last report and leave. Unless it waits for outcomes, return false if an event has none. */
+    private synchronized boolean end(boolean waits) {
+        if (hasLeft) return true;
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(CLOSE_WAIT_MS);
-        Exception failure = null;
+        boolean wasInterrupted = false;
+        String problem;
         do {
             try {
-                instance.report(true, Math.max(1, TimeUnit.NANOSECONDS.toMillis(until - System.nanoTime())));
-                failure = null;
+                boolean hasEnded = instance.report(
+                        true, Math.max(1, TimeUnit.NANOSECONDS.toMillis(until - System.nanoTime())));
+                if (!hasEnded && !waits) return false;
+                problem = hasEnded ? null : "the outcome of some events is not known";
             } catch (InterruptedException error) {
-                failure = error;
+                problem = error.toString();
                 wasInterrupted = true;
-                break;
             } catch (Exception error) {
-                failure = error;
+                problem = error.toString();
             }
-        } while (failure != null && pause(until));
-        if (failure != null)
-            LOGGER.warn("millrace: the last report of instance {} was not acknowledged. Accept the instance: {}",
-                    instance.number, failure.toString());
+        } while (problem != null && !wasInterrupted && pause(until));
+        if (problem != null)
+            LOGGER.warn("millrace: the last report of instance {} is missing. Accept the instance: {}",
+                    instance.number, problem);
         reporter.leave(instance, CLOSE_WAIT_MS);
+        hasLeft = true;
         if (wasInterrupted) Thread.currentThread().interrupt();
+        return true;
     }
 
     private static boolean pause(long untilNs) {
