@@ -20,11 +20,13 @@ from tests.compat.evidence import (
     read_evidence,
     read_outcomes,
 )
-from tests.compat.java_interceptor import finish, start_service
+from tests.compat.java_interceptor import INTERCEPTOR, finish, start_service
 from tests.peers.kafka import KafkaBroker
-from tests.support import Process, wait_until
+from tests.support import WAIT_S, Process, wait_until
 
 EVENTS = 20_000
+MASKING = "InterceptedProducer$Masking"
+"""Another interceptor, which changes values and drops headers."""
 pytestmark = pytest.mark.usefixtures("needs_maven")
 
 
@@ -218,6 +220,38 @@ def test_events_of_aborted_transactions_are_acknowledged_or_failed(
     check_exact(read_evidence(apache.address, topic), outcomes)
     committed = read_evidence(apache.address, topic, committed=True)
     assert sum(map(len, committed.log.values())) == 4000
+
+
+def test_another_interceptor_is_audited_if_it_is_named_before(
+    millrace: RunningBroker, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, "masked-before"), tmp_path / "outcomes"
+    place = {"bootstrap_servers": millrace.bootstrap, "interceptor_classes": f"{MASKING}, {INTERCEPTOR}"}
+    assert "WARN" not in finish(start_service("4.1", topic, 100, "plain", outcomes, **place))
+    check_exact(read_evidence(millrace.bootstrap, topic), outcomes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (
+            {"interceptor_classes": f"{INTERCEPTOR},{MASKING}"},
+            "name AuditInterceptor last in interceptor.classes",
+        ),
+        ({"enable_idempotence": "false"}, "set acks=all and enable.idempotence=true"),
+        ({"enable_idempotence": None, "acks": "1"}, "set acks=all and enable.idempotence=true"),
+    ],
+)
+def test_a_property_that_spoils_the_audit_is_logged_once(
+    millrace: RunningBroker, settings: dict[str, object], warning: str, tmp_path: Path
+) -> None:
+    topic = create(millrace, f"spoiled-{zlib.crc32(str(settings).encode())}")
+    place = {"bootstrap_servers": millrace.bootstrap, **settings}
+    with start_service("4.1", topic, 100, "plain", tmp_path / "outcomes", **place) as service:
+        output, _ = service.communicate(timeout=WAIT_S)
+    assert output.count(warning) == 1
+    # Without its header an event has no outcome.
+    assert ("the last report of instance" in output) == ("interceptor_classes" in settings)
 
 
 def test_the_audit_header_of_a_forwarded_message_is_replaced(millrace: RunningBroker, tmp_path: Path) -> None:

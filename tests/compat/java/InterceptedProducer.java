@@ -2,13 +2,16 @@ import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.UncheckedIOException;
 import java.time.Duration;
+import java.util.Map;
 import java.util.Properties;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.concurrent.locks.LockSupport;
 
 import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerInterceptor;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.header.internals.RecordHeaders;
 
 /**
@@ -19,6 +22,23 @@ import org.apache.kafka.common.header.internals.RecordHeaders;
 public class InterceptedProducer {
     private static final String TOO_LARGE = " ".repeat(2_000_000);
     private static final long PAST_MS = 1_431_856_800_000L; // 2015-05-17T10:00Z
+    /** Another interceptor: it changes the value, and sends the record without its headers. */
+    public static class Masking implements ProducerInterceptor<String, String> {
+        @Override
+        public ProducerRecord<String, String> onSend(ProducerRecord<String, String> record) {
+            return new ProducerRecord<>(record.topic(), record.key(), record.value().replace("}", " }"));
+        }
+
+        @Override
+        public void onAcknowledgement(RecordMetadata metadata, Exception error) {}
+
+        @Override
+        public void configure(Map<String, ?> configs) {}
+
+        @Override
+        public void close() {}
+    }
+
     private static final AtomicBoolean IS_OPEN = new AtomicBoolean(true);
     private static String topic, how;
     private static int events;
@@ -36,6 +56,7 @@ public class InterceptedProducer {
             String[] pair = args[n].split("=", 2);
             properties.put(pair[0], pair[1]);
         }
+        Thread.currentThread().setContextClassLoader(InterceptedProducer.class.getClassLoader()); // it finds Masking
         outcomes = new AtomicIntegerArray(producers * events);
         Thread[] threads = new Thread[producers];
         for (int n = 0; n < producers; n++) {

@@ -49,8 +49,21 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
                 + number(configs, "delivery.timeout.ms", 120_000) + SETTLE_SPARE_MS;
         valuesAreBytes = text(configs, "value.serializer", "").endsWith(ByteArraySerializer.class.getName());
         isExact = acknowledgementsHaveHeaders();
+        warnOfProperties(configs);
         instance = new Instance(server, service, latenessMs, (record, untilNs) -> reporter.send(record, untilNs));
         reporter = Reporter.join(instance, configs);
+    }
+
+    private static void warnOfProperties(Map<String, ?> configs) {
+        String acks = text(configs, "acks", "all").trim();
+        boolean isIdempotent = !text(configs, "enable.idempotence", "true").trim().equalsIgnoreCase("false");
+        if (!isIdempotent || !(acks.equals("all") || acks.equals("-1")))
+            LOGGER.warn("millrace: a retry may write an event twice, and the audit then reports a duplicate: "
+                    + "set acks=all and enable.idempotence=true");
+        String last = text(configs, "interceptor.classes", "").replaceFirst("[\\]\\s]+$", ""); // a list ends with ]
+        if (!last.endsWith(AuditInterceptor.class.getName()))
+            LOGGER.warn("millrace: interceptors after AuditInterceptor may change what the audit compares: "
+                    + "name AuditInterceptor last in interceptor.classes");
     }
 
     @Override
