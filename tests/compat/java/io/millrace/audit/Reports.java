@@ -8,7 +8,7 @@ import java.util.concurrent.atomic.AtomicBoolean;
  *
  * CLIENT SETTLED_AFTER_MS STEP ...: the client is "exact" or "older". A step is one of
  * "events:TOPIC:COUNT:TIME:TIME_STEP:OUTCOMES" (a cycle of a: acknowledged, f: failed, -: neither),
- * "refuse" and "accept" (the topic audit), "pause:MS", "report" and "last".
+ * "refuse" and "accept" (the topic audit), "limit:OPEN_WINDOWS", "pause:MS", "report" and "last".
  */
 public class Reports {
     private static final AtomicBoolean IS_REFUSING = new AtomicBoolean();
@@ -36,6 +36,7 @@ public class Reports {
                     Long.parseLong(step[4]), step[5]); break;
             case "refuse": IS_REFUSING.set(true); break;
             case "accept": IS_REFUSING.set(false); break;
+            case "limit": instance.maxOpenWindows = Integer.parseInt(step[1]); break;
             case "pause": Thread.sleep(Long.parseLong(step[1])); break;
             case "report": report(false); break;
             case "last": report(true); break;
@@ -53,14 +54,15 @@ public class Reports {
 
     private static void events(String name, int count, long time, long step, String outcomes) throws Exception {
         AuditedTopic topic = instance.topics.computeIfAbsent(
-                name, absent -> new AuditedTopic(name, isExact, settledAfterMs, instance.kept));
+                name, absent -> new AuditedTopic(name, isExact, settledAfterMs, instance));
         instance.announce(topic, 1000);
         for (int n = 0; n < count; n++) {
-            AuditHeader header = topic.send(instance.number, time + n * step);
+            AuditHeader header = topic.send(time + n * step);
+            if (header == null) topic.sendUnaudited();
             char outcome = outcomes.charAt(n % outcomes.length());
             if (outcome == '-') continue;
-            if (isExact) topic.settle(header, outcome == 'a');
-            else topic.settleOne(outcome == 'a');
+            if (!isExact) topic.settleOne(outcome == 'a');
+            else if (header != null) topic.settle(header, outcome == 'a');
         }
     }
 }

@@ -80,7 +80,14 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
             topic.sendUnaudited();
             return sent;
         }
-        AuditHeader header = topic.send(instance.number, time);
+        AuditHeader header = topic.send(time);
+        if (header == null) {
+            reporter.warn("events of " + topic.name + " are sent without an audit header, because "
+                    + instance.maxOpenWindows + " windows of this producer are open: send events in the order "
+                    + "of their times, or use a new producer for the next ones");
+            topic.sendUnaudited();
+            return sent;
+        }
         sent.headers().add(header);
         if (valuesAreBytes) header.hash((byte[]) record.value());
         return sent;
@@ -92,7 +99,7 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         if (known != null) return known;
         if (!TOPIC_NAME.matcher(name).matches() || !topics.matcher(name).matches()) return null;
         return instance.topics.computeIfAbsent(
-                name, absent -> new AuditedTopic(name, isExact, settledAfterMs, instance.kept));
+                name, absent -> new AuditedTopic(name, isExact, settledAfterMs, instance));
     }
 
     /** Announce a topic before its first event. The reporting thread goes on if that takes too long. */

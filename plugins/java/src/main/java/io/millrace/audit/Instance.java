@@ -12,6 +12,7 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.ReentrantLock;
 
@@ -51,6 +52,10 @@ final class Instance {
     final Map<String, AuditedTopic> topics = new ConcurrentHashMap<>();
     /** Bytes of outcomes that no acknowledged report has. */
     final AtomicLong kept = new AtomicLong();
+    /** Windows that the auditor lets an instance hold open; a test lowers the limit. */
+    int maxOpenWindows = 500_000;
+    /** Windows with a numbered event that no report has closed, of all topics. */
+    final AtomicInteger openWindows = new AtomicInteger();
     private final String server;
     private final String service;
     private final long latenessMs;
@@ -105,8 +110,8 @@ final class Instance {
             long promised = AuditedTopic.window(System.currentTimeMillis() - latenessMs);
             long open = Long.MAX_VALUE;
             for (AuditedTopic topic : topics.values()) open = Math.min(open, topic.firstOpen());
-            List<Part> parts = parts();
             long closes = isLast ? open : Math.min(promised, open);
+            List<Part> parts = parts(closes);
             if (!parts.isEmpty() || closes != closedThrough) write(parts, closes);
             sendUnsent(until);
             return hasEnded();
@@ -135,10 +140,10 @@ final class Instance {
     }
 
     /** Take the news of all topics. Those with fingerprints come first: a report has them for all parts or none. */
-    private List<Part> parts() {
+    private List<Part> parts(long closes) {
         List<Part> parts = new ArrayList<>();
         for (AuditedTopic topic : topics.values())
-            topic.take().forEach((start, window) -> {
+            topic.take(closes).forEach((start, window) -> {
                 unsentBytes += window.bytes();
                 addParts(parts, topic.name, start, window);
             });

@@ -133,10 +133,14 @@ final class Reporter {
     }
 
     /** Log a problem, at most once a minute. */
-    void warn(String what, Exception error) {
+    void warn(String what) {
         if (System.nanoTime() - warnedNs < WARN_NS) return;
         warnedNs = System.nanoTime();
+        LOGGER.warn("millrace: {}", what);
+    }
+
+    void warn(String what, Exception error) {
         Throwable cause = error.getCause() == null ? error : error.getCause();
-        LOGGER.warn("millrace: {}: {}", what, cause.toString());
+        warn(what + ": " + cause);
     }
 }
