@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from tests.brokers import read_topic
 from tests.compat.brokers import Home, RunningBroker, address, create, start_broker
 from tests.compat.evidence import (
@@ -92,6 +92,30 @@ def test_events_that_close_gives_up_are_reported_as_failed(home: Home, clients: 
         check_exact(evidence, outcomes)
     else:
         check_never_wrong(evidence, outcomes)
+
+
+@pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
+def test_with_the_endless_timeouts_of_kafka_connect_events_that_wait_are_not_reported_as_acknowledged(
+    millrace: RunningBroker, clients: str, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, f"endless-{clients}"), tmp_path / "outcomes"
+    endless = {"max_block_ms": 2**63 - 1, "delivery_timeout_ms": 2**31 - 1, "linger_ms": 600_000}
+    place = {"bootstrap_servers": millrace.bootstrap}
+    service = start_service(clients, topic, 1000, "wait, close(0)", outcomes, **place, **endless)
+
+    def has_reported() -> bool:
+        told = read_evidence(millrace.bootstrap, topic).told.values()
+        return any(one.closed_through != NOTHING for one in told)
+
+    try:
+        wait_until("a report", has_reported)
+    except BaseException:
+        service.kill()
+        raise
+    print(file=service.stdin, flush=True)
+    finish(service)
+    check_never_wrong(read_evidence(millrace.bootstrap, topic), outcomes)
+    assert read_outcomes(outcomes)[1], "close(0) gave up nothing"
 
 
 @pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])

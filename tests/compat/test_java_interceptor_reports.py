@@ -197,3 +197,12 @@ def test_an_older_clients_stretch_with_a_lost_outcome_is_settled_by_its_age(
     old = run(events, "pause:1100", "last", client="older", settled_after_ms=0)
     assert old.pairs("t", START, outcome) == [[0, 299]]
     assert old.reports[-1].closed_through == FOR_EVER
+
+
+@pytest.mark.parametrize("steps", [["last"], ["patience:0", "pause:1100", "report"]])
+def test_an_older_clients_stretch_is_reported_as_failed_while_the_client_may_send_its_events(
+    run: Run, steps: list[str]
+) -> None:
+    said = run(f"events:t:300:{START}:0:-a", *steps, client="older")
+    assert said.pairs("t", START, "failed") == [[0, 299]]
+    assert not said.pairs("t", START, "acknowledged")

@@ -12,6 +12,7 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerInterceptor;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.header.internals.RecordHeaders;
 
 /**
@@ -80,17 +81,24 @@ public class InterceptedProducer {
 
     private static void send(KafkaProducer<String, String> producer, int first) {
         boolean isTransactional = how.equals("transactions");
-        if (isTransactional) producer.initTransactions();
+        if (how.endsWith("transactions")) producer.initTransactions();
         if (how.equals("no topic")) producer.send(new ProducerRecord<>("no/topic", "value"));
         for (int n = 0; n < events; n++) {
             if (isTransactional && n % 500 == 0) producer.beginTransaction();
+            if (how.equals("broken transactions") && n % 3 != 1) producer.beginTransaction();
             int id = first + n;
             ProducerRecord<String, String> record =
                     new ProducerRecord<>(topic, null, time(n), "k" + n % 1009, value(id), headers());
-            producer.send(record, (metadata, error) -> {
-                outcomes.set(id, error == null ? 1 : 2);
-                if (how.equals("close in callback") && IS_OPEN.getAndSet(false)) producer.close(Duration.ZERO);
-            });
+            try {
+                producer.send(record, (metadata, error) -> {
+                    outcomes.set(id, error == null ? 1 : 2);
+                    if (how.equals("close in callback") && IS_OPEN.getAndSet(false)) producer.close(Duration.ZERO);
+                });
+            } catch (KafkaException error) { // an earlier event of the transaction has failed
+                outcomes.set(id, 2);
+            }
+            if (how.equals("broken transactions") && n % 3 == 1) producer.abortTransaction();
+            if (how.equals("broken transactions") && n % 3 == 2) producer.commitTransaction();
             if (isTransactional && n % 500 == 499) {
                 if (n / 500 % 3 == 2) producer.abortTransaction();
                 else producer.commitTransaction();
@@ -112,7 +120,8 @@ public class InterceptedProducer {
             if (first == 0) producer.close();
             else waitForLine();
         }
-        if (how.equals("close(0)")) producer.close(Duration.ZERO);
+        if (how.equals("wait, close(0)")) waitForLine();
+        if (how.endsWith("close(0)")) producer.close(Duration.ZERO);
         else producer.close();
     }
 
@@ -143,7 +152,8 @@ public class InterceptedProducer {
     private static String value(int id) {
         String value = "{\"n\": " + id + "}";
         if (how.equals("broken") && id % 1000 == 7) return "{\"n\": " + id;
-        return how.equals("large") && id % 100 == 7 ? value + TOO_LARGE : value;
+        boolean isTooLarge = how.equals("large") && id % 100 == 7 || how.equals("broken transactions") && id % 3 == 0;
+        return isTooLarge ? value + TOO_LARGE : value;
     }
 
     /** The event's time; null is the present. */

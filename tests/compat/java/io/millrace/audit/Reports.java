@@ -8,7 +8,8 @@ import java.util.concurrent.atomic.AtomicBoolean;
  *
  * CLIENT SETTLED_AFTER_MS STEP ...: the client is "exact" or "older". A step is one of
  * "events:TOPIC:COUNT:TIME:TIME_STEP:OUTCOMES" (a cycle of a: acknowledged, f: failed, -: neither),
- * "refuse" and "accept" (the topic audit), "limit:OPEN_WINDOWS", "pause:MS", "report" and "last".
+ * "refuse" and "accept" (the topic audit), "limit:OPEN_WINDOWS",
+ * "patience:MS", "pause:MS", "report" and "last".
  */
 public class Reports {
     private static final AtomicBoolean IS_REFUSING = new AtomicBoolean();
@@ -37,6 +38,7 @@ public class Reports {
             case "refuse": IS_REFUSING.set(true); break;
             case "accept": IS_REFUSING.set(false); break;
             case "limit": instance.maxOpenWindows = Integer.parseInt(step[1]); break;
+            case "patience": instance.maxWaitMs = Long.parseLong(step[1]); break;
             case "pause": Thread.sleep(Long.parseLong(step[1])); break;
             case "report": report(false); break;
             case "last": report(true); break;

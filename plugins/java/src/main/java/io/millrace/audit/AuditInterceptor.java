@@ -45,8 +45,7 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         String server = name(configs, "millrace.server", hostName());
         topics = pattern(text(configs, "millrace.topics", ".*"));
         long latenessMs = number(configs, "millrace.lateness.ms", 60_000);
-        settledAfterMs = number(configs, "max.block.ms", 60_000)
-                + number(configs, "delivery.timeout.ms", 120_000) + SETTLE_SPARE_MS;
+        settledAfterMs = settledAfterMs(configs);
         valuesAreBytes = text(configs, "value.serializer", "").endsWith(ByteArraySerializer.class.getName());
         isExact = acknowledgementsHaveHeaders();
         warnOfProperties(configs);
@@ -178,6 +177,18 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
     private static boolean pause(long untilNs) {
         LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(100));
         return System.nanoTime() < untilNs;
+    }
+
+    /** Return the time after which the client has given up on an event. */
+    static long settledAfterMs(Map<String, ?> configs) {
+        long retrying = Math.max(timeout(configs, "delivery.timeout.ms", 120_000),
+                timeout(configs, "linger.ms", 0) + timeout(configs, "request.timeout.ms", 30_000));
+        return timeout(configs, "max.block.ms", 60_000) + retrying + SETTLE_SPARE_MS;
+    }
+
+    /** Return a time that can be added to others: Kafka Connect sets the largest long. */
+    private static long timeout(Map<String, ?> configs, String name, long otherwise) {
+        return Math.min(number(configs, name, otherwise), Integer.MAX_VALUE);
     }
 
     private static boolean acknowledgementsHaveHeaders() {

@@ -43,7 +43,7 @@ final class AuditedTopic {
     /** The reporting thread must announce the topic. */
     volatile boolean isWanted;
     private final boolean isExact;
-    private final long settledAfterNs;
+    private final long settledAfterMs;
     private final Instance instance;
     private long next;
     /** Events without an outcome by window. A window without them stays until a report closes it. */
@@ -57,7 +57,7 @@ final class AuditedTopic {
         this.name = name;
         this.isExact = isExact;
         this.instance = instance;
-        settledAfterNs = TimeUnit.MILLISECONDS.toNanos(settledAfterMs);
+        this.settledAfterMs = settledAfterMs;
         tag = tagOf(name);
     }
 
@@ -133,11 +133,16 @@ final class AuditedTopic {
         if (unsettled == 0) while (!stretches.isEmpty()) settle(stretches.poll());
     }
 
-    /** Settle stretches so old that the client has given up on the last of their events. */
-    private void settleByTime() {
-        while (!stretches.isEmpty()
-                && System.nanoTime() - stretches.peek().beganNs > settledAfterNs + STRETCH_NS)
+    /** Settle old stretches, for the last report all: as failed if the client may still send one of their events. */
+    private void settleByTime(boolean isLast) {
+        long waitMs = Math.min(settledAfterMs, instance.maxWaitMs);
+        while (!stretches.isEmpty()) {
+            Stretch oldest = stretches.peek();
+            boolean isOld = System.nanoTime() - oldest.beganNs > TimeUnit.MILLISECONDS.toNanos(waitMs) + STRETCH_NS;
+            if (!isOld && !isLast) return;
+            if (!isOld || waitMs < settledAfterMs) oldest.hasFailures = true;
             settle(stretches.poll());
+        }
     }
 
     private void settle(Stretch stretch) {
@@ -177,8 +182,8 @@ final class AuditedTopic {
     }
 
     /** Settle old stretches. Return the earliest window with an event without an outcome, else the largest long. */
-    synchronized long firstOpen() {
-        settleByTime();
+    synchronized long firstOpen(boolean isLast) {
+        settleByTime(isLast);
         long first = Long.MAX_VALUE;
         for (Map.Entry<Long, int[]> window : open.entrySet())
             if (window.getValue()[0] > 0) first = Math.min(first, window.getKey());

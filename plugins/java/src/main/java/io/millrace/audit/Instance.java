@@ -54,6 +54,8 @@ final class Instance {
     final AtomicLong kept = new AtomicLong();
     /** Windows that the auditor lets an instance hold open; a test lowers the limit. */
     int maxOpenWindows = 500_000;
+    /** Longest wait for outcomes that do not name their event; a test shortens it. */
+    long maxWaitMs = 600_000;
     /** Windows with a numbered event that no report has closed, of all topics. */
     final AtomicInteger openWindows = new AtomicInteger();
     private final String server;
@@ -109,7 +111,7 @@ final class Instance {
             // In this order: an event that gets its outcome meanwhile holds its window open, or is in the report.
             long promised = AuditedTopic.window(System.currentTimeMillis() - latenessMs);
             long open = Long.MAX_VALUE;
-            for (AuditedTopic topic : topics.values()) open = Math.min(open, topic.firstOpen());
+            for (AuditedTopic topic : topics.values()) open = Math.min(open, topic.firstOpen(isLast));
             long closes = isLast ? open : Math.min(promised, open);
             List<Part> parts = parts(closes);
             if (!parts.isEmpty() || closes != closedThrough) write(parts, closes);
