@@ -183,6 +183,22 @@ def test_two_producers_of_one_process_are_two_instances_and_share_a_thread(
     assert numbers == read_outcomes(outcomes)[0] == set(range(EVENTS))
 
 
+@pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
+def test_an_event_that_fails_at_send_and_in_its_aborted_transaction_counts_once(
+    apache: KafkaBroker, clients: str, tmp_path: Path
+) -> None:
+    topic, outcomes = create(apache, f"broken-transactions-{clients}"), tmp_path / "outcomes"
+    place = {"bootstrap_servers": apache.address, "transactional_id": f"broken-{clients}"}
+    output = finish(start_service(clients, topic, 60, "broken transactions", outcomes, **place))
+    assert "Error executing interceptor" not in output
+    evidence = read_evidence(apache.address, topic)
+    if clients == "4.1":
+        check_exact(evidence, outcomes)
+    else:
+        check_never_wrong(evidence, outcomes)
+    assert read_outcomes(outcomes)[0] == set(range(2, 60, 3))
+
+
 def test_a_producer_that_is_closed_twice_stops_no_reports_of_another_one(
     millrace: RunningBroker, tmp_path: Path
 ) -> None:

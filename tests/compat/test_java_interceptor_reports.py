@@ -199,6 +199,20 @@ def test_an_older_clients_stretch_with_a_lost_outcome_is_settled_by_its_age(
     assert old.reports[-1].closed_through == FOR_EVER
 
 
+def test_an_event_that_fails_at_send_and_again_when_its_transaction_is_aborted_counts_once(run: Run) -> None:
+    said = run(f"events:t:3:{START}:0:d-a", "last")
+    assert said.pairs("t", START, "failed") == [[0, 0]]
+    assert said.pairs("t", START, "acknowledged") == [[2, 2]]
+    assert said.reports[-1].closed_through == START, "an event has no outcome"
+
+
+def test_after_a_failure_in_a_transaction_an_older_clients_outcomes_are_not_counted(run: Run) -> None:
+    said = run(f"events:t:3:{START}:0:d-a", "last", client="transactional")
+    assert said.pairs("t", START, "failed") == [[0, 2]]
+    assert not said.pairs("t", START, "acknowledged")
+    assert said.reports[-1].closed_through == FOR_EVER
+
+
 @pytest.mark.parametrize("steps", [["last"], ["patience:0", "pause:1100", "report"]])
 def test_an_older_clients_stretch_is_reported_as_failed_while_the_client_may_send_its_events(
     run: Run, steps: list[str]

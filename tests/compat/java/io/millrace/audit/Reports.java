@@ -6,8 +6,9 @@ import java.util.concurrent.atomic.AtomicBoolean;
 /**
  * Events of one instance without a producer; each audit record is a line in hex on the standard output.
  *
- * CLIENT SETTLED_AFTER_MS STEP ...: the client is "exact" or "older". A step is one of
- * "events:TOPIC:COUNT:TIME:TIME_STEP:OUTCOMES" (a cycle of a: acknowledged, f: failed, -: neither),
+ * CLIENT SETTLED_AFTER_MS STEP ...: the client is "exact", "older" or "transactional", which is also older. A step is
+ * one of "events:TOPIC:COUNT:TIME:TIME_STEP:OUTCOMES" (a cycle of a: acknowledged, f: failed, d: failed twice,
+ * -: neither),
  * "refuse" and "accept" (the topic audit), "limit:OPEN_WINDOWS",
  * "patience:MS", "pause:MS", "report" and "last".
  */
@@ -16,12 +17,13 @@ public class Reports {
     /** Lateness, so that no window of the events is closed by the clock. */
     private static final long CENTURY_MS = 36_525L * 86_400_000;
     private static Instance instance;
-    private static boolean isExact;
+    private static boolean isExact, isTransactional;
     private static long settledAfterMs;
 
     public static void main(String[] args) throws Exception {
         instance = new Instance("host", "service", CENTURY_MS, Reports::send);
         isExact = args[0].equals("exact");
+        isTransactional = args[0].equals("transactional");
         settledAfterMs = Long.parseLong(args[1]);
         for (int n = 2; n < args.length; n++) run(args[n].split(":"));
     }
@@ -63,8 +65,9 @@ public class Reports {
             if (header == null) topic.sendUnaudited();
             char outcome = outcomes.charAt(n % outcomes.length());
             if (outcome == '-') continue;
-            if (!isExact) topic.settleOne(outcome == 'a');
-            else if (header != null) topic.settle(header, outcome == 'a');
+            for (int times = outcome == 'd' ? 2 : 1; times > 0; times--)
+                if (!isExact) topic.settleOne(outcome == 'a', isTransactional);
+                else if (header != null) topic.settle(header, outcome == 'a');
         }
     }
 }

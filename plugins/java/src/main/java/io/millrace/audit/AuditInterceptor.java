@@ -35,6 +35,7 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
     /** Kafka's own serializer of bytes sends the values as they are. */
     private boolean valuesAreBytes;
     private long settledAfterMs;
+    private boolean isTransactional;
     private Instance instance;
     private Reporter reporter;
     private boolean hasLeft;
@@ -46,6 +47,7 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         topics = pattern(text(configs, "millrace.topics", ".*"));
         long latenessMs = number(configs, "millrace.lateness.ms", 60_000);
         settledAfterMs = settledAfterMs(configs);
+        isTransactional = !text(configs, "transactional.id", "").isEmpty();
         valuesAreBytes = text(configs, "value.serializer", "").endsWith(ByteArraySerializer.class.getName());
         isExact = acknowledgementsHaveHeaders();
         warnOfProperties(configs);
@@ -130,7 +132,7 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
     public void onAcknowledgement(RecordMetadata metadata, Exception error) {
         if (isExact || metadata == null) return;
         AuditedTopic topic = instance.topics.get(metadata.topic());
-        if (topic != null) topic.settleOne(error == null);
+        if (topic != null) topic.settleOne(error == null, isTransactional);
     }
 
     /** Send the last report. If a callback closes the client, other events get their outcomes after this method. */

@@ -50,6 +50,8 @@ final class AuditedTopic {
     private final Map<Long, int[]> open = new HashMap<>();
     /** Events without an outcome, with or without a number, if acknowledgements do not name their event. */
     private long unsettled;
+    /** An outcome may have come twice: stretches are settled by time. */
+    private boolean isMiscounted;
     private final Deque<Stretch> stretches = new ArrayDeque<>();
     private Map<Long, Window> windows = new HashMap<>();
 
@@ -115,8 +117,10 @@ final class AuditedTopic {
         }
     }
 
-    /** Note the outcome of one event. */
+    /** Note the first outcome of one event. A failed send in a transaction has another when this is aborted. */
     synchronized void settle(AuditHeader header, boolean isAcknowledged) {
+        if (header.isSettled) return;
+        header.isSettled = true;
         // An outcome that does not fit is never reported. It keeps its window open for good.
         if (!reserve(1)) return;
         Window window = keep(header.window);
@@ -125,12 +129,15 @@ final class AuditedTopic {
         open.get(header.window)[0]--;
     }
 
-    /** Note the outcome of some event. */
-    synchronized void settleOne(boolean isAcknowledged) {
+    /** Note the outcome of some event. A failure in a transaction may come twice. */
+    synchronized void settleOne(boolean isAcknowledged, boolean isTransactional) {
         unsettled--;
-        if (!isAcknowledged) for (Stretch stretch : stretches) stretch.hasFailures = true;
+        if (!isAcknowledged) {
+            for (Stretch stretch : stretches) stretch.hasFailures = true;
+            isMiscounted |= isTransactional;
+        }
         // Every event has its outcome: so have the events of all stretches.
-        if (unsettled == 0) while (!stretches.isEmpty()) settle(stretches.poll());
+        if (unsettled == 0 && !isMiscounted) while (!stretches.isEmpty()) settle(stretches.poll());
     }
 
     /** Settle old stretches, for the last report all: as failed if the client may still send one of their events. */
