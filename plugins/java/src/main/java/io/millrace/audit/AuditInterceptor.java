@@ -51,7 +51,8 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         valuesAreBytes = text(configs, "value.serializer", "").endsWith(ByteArraySerializer.class.getName());
         isExact = acknowledgementsHaveHeaders();
         warnOfProperties(configs);
-        instance = new Instance(server, service, latenessMs, (record, untilNs) -> reporter.send(record, untilNs));
+        instance = new Instance(
+                server, service, latenessMs, (record, untilNs) -> reporter.send(record, untilNs));
         reporter = Reporter.join(instance, configs);
     }
 
@@ -61,8 +62,9 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         if (!isIdempotent || !(acks.equals("all") || acks.equals("-1")))
             LOGGER.warn("millrace: a retry may write an event twice, and the audit then reports a duplicate: "
                     + "set acks=all and enable.idempotence=true");
-        String last = text(configs, "interceptor.classes", "").replaceFirst("[\\]\\s]+$", ""); // a list ends with ]
-        if (!last.endsWith(AuditInterceptor.class.getName()))
+        // The text of a list ends with a bracket.
+        String names = text(configs, "interceptor.classes", "").replaceFirst("[\\]\\s]+$", "");
+        if (!names.endsWith(AuditInterceptor.class.getName()))
             LOGGER.warn("millrace: interceptors after AuditInterceptor may change what the audit compares: "
                     + "name AuditInterceptor last in interceptor.classes");
     }
@@ -135,7 +137,7 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         if (topic != null) topic.settleOne(error == null, isTransactional);
     }
 
-    /** Send the last report. If a callback closes the client, other events get their outcomes after this method. */
+    /** Send the last report. If a callback closes the client, other events have their outcomes only later. */
     @Override
     public void close() {
         if (instance == null) return;

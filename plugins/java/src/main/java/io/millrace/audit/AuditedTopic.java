@@ -117,7 +117,7 @@ final class AuditedTopic {
         }
     }
 
-    /** Note the first outcome of one event. A failed send in a transaction has another when this is aborted. */
+    /** Note the first outcome of one event. A send that fails in a transaction fails again at the abort. */
     synchronized void settle(AuditHeader header, boolean isAcknowledged) {
         if (header.isSettled) return;
         header.isSettled = true;
@@ -140,12 +140,13 @@ final class AuditedTopic {
         if (unsettled == 0 && !isMiscounted) while (!stretches.isEmpty()) settle(stretches.poll());
     }
 
-    /** Settle old stretches, for the last report all: as failed if the client may still send one of their events. */
+    /** Settle old stretches, for the last report all: as failed if the client may still send an event. */
     private void settleByTime(boolean isLast) {
         long waitMs = Math.min(settledAfterMs, instance.maxWaitMs);
+        long waitNs = TimeUnit.MILLISECONDS.toNanos(waitMs) + STRETCH_NS;
         while (!stretches.isEmpty()) {
             Stretch oldest = stretches.peek();
-            boolean isOld = System.nanoTime() - oldest.beganNs > TimeUnit.MILLISECONDS.toNanos(waitMs) + STRETCH_NS;
+            boolean isOld = System.nanoTime() - oldest.beganNs > waitNs;
             if (!isOld && !isLast) return;
             if (!isOld || waitMs < settledAfterMs) oldest.hasFailures = true;
             settle(stretches.poll());
