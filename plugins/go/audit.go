@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
 	"regexp"
@@ -33,6 +34,9 @@ const (
 	windowBytes  = 512
 	outcomeBytes = 8
 )
+
+// maxOpenWindows limits the windows that the auditor lets an instance hold open. Only a test changes it.
+var maxOpenWindows = 500_000
 
 var topicName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
 
@@ -66,6 +70,8 @@ type Hooks struct {
 	isClosed bool
 	pending  int // numbered events without an outcome
 	kept     int // bytes of outcomes that no acknowledged report has
+	// openWindows counts the windows of all topics with a numbered event that no report has closed.
+	openWindows int
 }
 
 // topic counts the events of this instance in one topic.
@@ -77,8 +83,8 @@ type topic struct {
 	tried   chan struct{}
 	release func()
 
-	next    int64 // sequence
-	windows map[int64]*window
+	next    int64             // sequence
+	windows map[int64]*window // that no report has closed
 }
 
 // window holds the outcomes in ten minutes of event time that no report has.
@@ -249,7 +255,8 @@ func (h *Hooks) waitForHello(t *topic, ctx context.Context) bool {
 	return t.isAnnounced.Load()
 }
 
-// number returns the next sequence of a topic, or false if the client is closed: such an event fails.
+// number returns the next sequence of a topic. It returns false if the client is closed, whose events fail, or if the
+// event would open a window beyond the limit.
 func (h *Hooks) number(t *topic, ms int64) (sequence int64, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -259,8 +266,12 @@ func (h *Hooks) number(t *topic, ms int64) (sequence int64, ok bool) {
 	start := windowOf(ms)
 	w := t.windows[start]
 	if w == nil {
+		if h.openWindows >= maxOpenWindows {
+			return 0, false
+		}
 		w = &window{}
 		t.windows[start] = w
+		h.openWindows++
 	}
 	w.open++
 	h.pending++
@@ -322,12 +333,19 @@ func (h *Hooks) take(isLast bool) (parts []part, bytes int, closes int64) {
 	h.topics.Range(func(_, value any) bool {
 		if t := value.(*topic); t != nil {
 			taken[t] = t.take()
-			for start := range t.windows {
-				closes = min(closes, start)
+			for start, w := range t.windows {
+				if w.open > 0 {
+					closes = min(closes, start)
+				}
 			}
 		}
 		return true
 	})
+	h.openWindows = 0
+	for t := range taken {
+		maps.DeleteFunc(t.windows, func(start int64, _ *window) bool { return start < closes })
+		h.openWindows += len(t.windows)
+	}
 	h.mu.Unlock()
 	for t, windows := range taken {
 		for start, w := range windows {
@@ -338,15 +356,12 @@ func (h *Hooks) take(isLast bool) (parts []part, bytes int, closes int64) {
 	return parts, bytes, closes
 }
 
-// take removes and returns the windows with outcomes. Windows in which an event has no outcome stay, without those.
+// take returns the windows with outcomes, and leaves the windows without these outcomes.
 func (t *topic) take() map[int64]*window {
 	taken := map[int64]*window{}
 	for start, w := range t.windows {
 		if !w.isEmpty() {
 			taken[start] = w
-		}
-		delete(t.windows, start)
-		if w.open > 0 {
 			t.windows[start] = &window{open: w.open}
 		}
 	}
@@ -358,6 +373,17 @@ func (h *Hooks) reported(bytes int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.kept -= bytes
+}
+
+// checkRoom returns an error if events of further windows get no number.
+func (h *Hooks) checkRoom() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.openWindows < maxOpenWindows {
+		return nil
+	}
+	return fmt.Errorf("%d windows of this instance are open: send events in the order of their times, or use a new "+
+		"client with new hooks for the next ones", h.openWindows)
 }
 
 // isFilling returns whether outcomes must be reported before the time.

@@ -316,6 +316,43 @@ func TestOutcomesThatDoNotFitKeepTheirWindowOpen(t *testing.T) {
 	}
 }
 
+func TestAnEventThatWouldOpenMoreWindowsThanTheAuditTakesHasNoNumber(t *testing.T) {
+	defer func(limit int) { maxOpenWindows = limit }(maxOpenWindows)
+	maxOpenWindows = 5
+	h := hooksFor(t, "orders", "other")
+	// send sends events of three windows, and returns how many of them have a number.
+	send := func(topic string, first int64) (numbered int) {
+		for n := range int64(3) {
+			r := record(topic)
+			r.Timestamp = time.UnixMilli(first + n*windowMs)
+			h.OnProduceRecordBuffered(r)
+			h.OnProduceRecordUnbuffered(r, nil)
+			numbered += len(r.Headers)
+		}
+		return numbered
+	}
+	held := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.openWindows
+	}
+	waiting := record("orders")
+	waiting.Timestamp = time.UnixMilli(earliestMs)
+	h.OnProduceRecordBuffered(waiting)
+	later := earliestMs + int64(windowMs)
+	for range 2 { // the windows stay open after a report, and take further events
+		if orders, other := send("orders", later), send("other", later); orders != 3 || other != 1 || held() != 5 {
+			t.Errorf("%d and %d events have a number, %d windows are open", orders, other, held())
+		}
+		h.take(false)
+	}
+	h.OnProduceRecordUnbuffered(waiting, nil)
+	h.take(false)
+	if other := send("other", later); other != 3 || held() != 3 {
+		t.Errorf("%d events have a number after a report that closes windows, %d windows are open", other, held())
+	}
+}
+
 func TestNamesThatTheAuditorRejectsAreRefused(t *testing.T) {
 	for _, name := range []string{"", "\xff", string(make([]byte, 256))} {
 		if _, err := New(Config{Service: name}); err == nil {

@@ -150,6 +150,7 @@ func (r *reporter) hello(t *topic) error {
 
 func (r *reporter) reportNews() {
 	r.warn("reports are not acknowledged, they are sent again", r.report(false))
+	r.warn("events of further windows are sent without an audit header", r.hooks.checkRoom())
 }
 
 // report sends the outcomes that no report has. The last report closes all time, unless an event has no outcome.

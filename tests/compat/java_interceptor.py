@@ -17,6 +17,7 @@ from tests.support import REPOSITORY, WAIT_S, start_for_the_test_run
 PROJECT = REPOSITORY / "plugins" / "java"
 SOURCES = Path(__file__).with_name("java")
 BUILD_S = 300
+INTERCEPTOR = "io.millrace.audit.AuditInterceptor"
 
 
 def package_jar(folder: Path) -> Path:
@@ -65,15 +66,15 @@ def compile_programs(classes: Path, clients: str = "4.1", sources: Path = SOURCE
 def start_service(
     clients: str, topic: str, events: int, case: str, outcomes: Path, **properties: object
 ) -> subprocess.Popen[str]:
-    """Start InterceptedProducer; underscores of property names stand for dots."""
+    """Start InterceptedProducer; underscores of property names stand for dots, and None omits a property."""
     settings = {
-        "interceptor_classes": "io.millrace.audit.AuditInterceptor",
+        "interceptor_classes": INTERCEPTOR,
         "millrace_service": "checkout",
         "acks": "all",
         "enable_idempotence": "true",
         **properties,
     }
-    words = [f"{name.replace('_', '.')}={value}" for name, value in settings.items()]
+    words = [f"{name.replace('_', '.')}={value}" for name, value in settings.items() if value is not None]
     log = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
     java = [find_java(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", log]
     return start_for_the_test_run(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from tests.brokers import read_topic
 from tests.compat.brokers import Home, RunningBroker, address, create, start_broker
 from tests.compat.evidence import (
@@ -20,11 +20,13 @@ from tests.compat.evidence import (
     read_evidence,
     read_outcomes,
 )
-from tests.compat.java_interceptor import finish, start_service
+from tests.compat.java_interceptor import INTERCEPTOR, finish, start_service
 from tests.peers.kafka import KafkaBroker
-from tests.support import Process, wait_until
+from tests.support import WAIT_S, Process, wait_until
 
 EVENTS = 20_000
+MASKING = "InterceptedProducer$Masking"
+"""Another interceptor, which changes values and drops headers."""
 pytestmark = pytest.mark.usefixtures("needs_maven")
 
 
@@ -93,6 +95,30 @@ def test_events_that_close_gives_up_are_reported_as_failed(home: Home, clients: 
 
 
 @pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
+def test_with_the_endless_timeouts_of_kafka_connect_events_that_wait_are_not_reported_as_acknowledged(
+    millrace: RunningBroker, clients: str, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, f"endless-{clients}"), tmp_path / "outcomes"
+    endless = {"max_block_ms": 2**63 - 1, "delivery_timeout_ms": 2**31 - 1, "linger_ms": 600_000}
+    place = {"bootstrap_servers": millrace.bootstrap}
+    service = start_service(clients, topic, 1000, "wait, close(0)", outcomes, **place, **endless)
+
+    def has_reported() -> bool:
+        told = read_evidence(millrace.bootstrap, topic).told.values()
+        return any(one.closed_through != NOTHING for one in told)
+
+    try:
+        wait_until("a report", has_reported)
+    except BaseException:
+        service.kill()
+        raise
+    print(file=service.stdin, flush=True)
+    finish(service)
+    check_never_wrong(read_evidence(millrace.bootstrap, topic), outcomes)
+    assert read_outcomes(outcomes)[1], "close(0) gave up nothing"
+
+
+@pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
 def test_events_that_are_too_large_fail_and_leave_no_hole(home: Home, clients: str, tmp_path: Path) -> None:
     topic, outcomes = create(home, f"large-{clients}"), tmp_path / "outcomes"
     finish(start_service(clients, topic, 1000, "large", outcomes, bootstrap_servers=address(home)))
@@ -157,6 +183,65 @@ def test_two_producers_of_one_process_are_two_instances_and_share_a_thread(
     assert numbers == read_outcomes(outcomes)[0] == set(range(EVENTS))
 
 
+@pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
+def test_an_event_that_fails_at_send_and_in_its_aborted_transaction_counts_once(
+    apache: KafkaBroker, clients: str, tmp_path: Path
+) -> None:
+    topic, outcomes = create(apache, f"broken-transactions-{clients}"), tmp_path / "outcomes"
+    place = {"bootstrap_servers": apache.address, "transactional_id": f"broken-{clients}"}
+    output = finish(start_service(clients, topic, 60, "broken transactions", outcomes, **place))
+    assert "Error executing interceptor" not in output
+    evidence = read_evidence(apache.address, topic)
+    if clients == "4.1":
+        check_exact(evidence, outcomes)
+    else:
+        check_never_wrong(evidence, outcomes)
+    assert read_outcomes(outcomes)[0] >= set(range(2, 60, 3)), "the events of committed transactions"
+
+
+def test_a_producer_that_is_closed_twice_stops_no_reports_of_another_one(
+    millrace: RunningBroker, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, "close-twice"), tmp_path / "outcomes"
+    service = start_service("4.1", topic, 100, "close twice", outcomes, bootstrap_servers=millrace.bootstrap)
+
+    def both_have_reported() -> bool:
+        told = read_evidence(millrace.bootstrap, topic).told.values()
+        return [len(one.acknowledged) for one in told] == [100, 100]
+
+    try:
+        wait_until("reports of the open producer", both_have_reported)
+    except BaseException:
+        service.kill()
+        raise
+    print(file=service.stdin, flush=True)
+    finish(service)
+    told = read_evidence(millrace.bootstrap, topic).told
+    assert {one.closed_through for one in told.values()} == {FOR_EVER}
+
+
+@pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
+def test_a_producer_that_a_callback_closes_reports_all_events_and_ends(
+    millrace: RunningBroker, clients: str, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, f"close-in-callback-{clients}"), tmp_path / "outcomes"
+    # One batch at a time: the others have no outcome when the first callback closes the producer.
+    slow = {
+        "linger_ms": 3000,
+        "batch_size": 1_000_000,
+        "max_request_size": 700_000,
+        "max_in_flight_requests_per_connection": 1,
+        "bootstrap_servers": millrace.bootstrap,
+    }
+    finish(start_service(clients, topic, EVENTS, "close in callback", outcomes, **slow))
+    evidence = read_evidence(millrace.bootstrap, topic)
+    if clients == "4.1":
+        check_exact(evidence, outcomes)
+    else:
+        check_never_wrong(evidence, outcomes)
+    assert read_outcomes(outcomes)[1], "the callback closed the producer too late"
+
+
 def test_events_of_aborted_transactions_are_acknowledged_or_failed(
     apache: KafkaBroker, tmp_path: Path
 ) -> None:
@@ -175,6 +260,38 @@ def test_events_of_aborted_transactions_are_acknowledged_or_failed(
     check_exact(read_evidence(apache.address, topic), outcomes)
     committed = read_evidence(apache.address, topic, committed=True)
     assert sum(map(len, committed.log.values())) == 4000
+
+
+def test_another_interceptor_is_audited_if_it_is_named_before(
+    millrace: RunningBroker, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, "masked-before"), tmp_path / "outcomes"
+    place = {"bootstrap_servers": millrace.bootstrap, "interceptor_classes": f"{MASKING}, {INTERCEPTOR}"}
+    assert "WARN" not in finish(start_service("4.1", topic, 100, "plain", outcomes, **place))
+    check_exact(read_evidence(millrace.bootstrap, topic), outcomes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (
+            {"interceptor_classes": f"{INTERCEPTOR},{MASKING}"},
+            "name AuditInterceptor last in interceptor.classes",
+        ),
+        ({"enable_idempotence": "false"}, "set acks=all and enable.idempotence=true"),
+        ({"enable_idempotence": None, "acks": "1"}, "set acks=all and enable.idempotence=true"),
+    ],
+)
+def test_a_property_that_spoils_the_audit_is_logged_once(
+    millrace: RunningBroker, settings: dict[str, object], warning: str, tmp_path: Path
+) -> None:
+    topic = create(millrace, f"spoiled-{zlib.crc32(str(settings).encode())}")
+    place = {"bootstrap_servers": millrace.bootstrap, **settings}
+    with start_service("4.1", topic, 100, "plain", tmp_path / "outcomes", **place) as service:
+        output, _ = service.communicate(timeout=WAIT_S)
+    assert output.count(warning) == 1
+    # Without its header an event has no outcome.
+    assert ("the last report of instance" in output) == ("interceptor_classes" in settings)
 
 
 def test_the_audit_header_of_a_forwarded_message_is_replaced(millrace: RunningBroker, tmp_path: Path) -> None:

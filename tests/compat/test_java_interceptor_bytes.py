@@ -59,6 +59,22 @@ def test_ranges_hold_exactly_the_sequences(ask: Ask, small: list[int], sequences
 
 
 @pytest.mark.parametrize(
+    ("timeouts", "seconds"),
+    [
+        ("", 60 + 120 + 10),
+        ("max.block.ms 5000 delivery.timeout.ms 30000", 5 + 30 + 10),
+        ("request.timeout.ms 300000 linger.ms 1000", 60 + 301 + 10),
+        (f"max.block.ms {2**63 - 1} delivery.timeout.ms {2**31 - 1}", 2 * (2**31 - 1) / 1000 + 10),
+    ],
+)
+def test_a_client_has_given_up_on_an_event_when_its_timeouts_are_over(
+    ask: Ask, timeouts: str, seconds: float
+) -> None:
+    """Kafka's client raises the default delivery timeout to the sum of linger and request timeout."""
+    assert int(ask(f"settledAfterMs {timeouts}".rstrip())) == seconds * 1000
+
+
+@pytest.mark.parametrize(
     ("job", "value"),
     [
         (

@@ -16,14 +16,13 @@ from tests import postgres
 from tests.brokers import read_topic
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.evidence import check_never_wrong, read_evidence, read_outcomes
-from tests.compat.java_interceptor import SOURCES, jar
+from tests.compat.java_interceptor import INTERCEPTOR, SOURCES, jar
 from tests.peers import maven
 from tests.peers.connect import Connect, write_properties
 from tests.support import Process, wait_until
 
 SPRING = Path(maven.__file__).with_name("spring-kafka.pom.xml")
 DEBEZIUM = SPRING.with_name("debezium-postgres.pom.xml")
-INTERCEPTOR = "io.millrace.audit.AuditInterceptor"
 EVENTS = 5000
 START_S = 120.0
 
@@ -69,13 +68,18 @@ def test_a_source_of_kafka_connect_is_audited_by_the_worker_or_by_itself(
     topic = broker.create_topic(f"connect-{len(prefix)}", 1, flush_ms=5)
     source = tmp_path / "in.txt"
     source.write_text("".join(f"{n}\n" for n in range(EVENTS)))
-    audited = {f"{prefix}interceptor.classes": INTERCEPTOR, f"{prefix}millrace.service": "files"}
+    audited = {
+        f"{prefix}interceptor.classes": INTERCEPTOR,
+        f"{prefix}millrace.service": "files",
+        f"{prefix}enable.idempotence": "true",
+    }
     connector = {"connector.class": "FileStreamSource", "file": str(source), "topic": topic}
     worker: dict[str, str] = {}
     (worker if prefix == "producer." else connector).update(audited)
     with Connect(tmp_path / "worker", broker.bootstrap, {"source": connector}, worker, [jar()]) as connect:
         wait_until("every line is sent", lambda: sent(broker, topic) == EVENTS, timeout_s=START_S)
         connect.stop()
+    assert "AuditInterceptor" not in connect.log.read_text(), "a warning of the interceptor"
     check_all_audited(broker, topic, EVENTS)
 
 
@@ -90,6 +94,7 @@ def test_debezium_in_kafka_connect_is_audited_by_the_worker(broker: RunningBroke
     worker = {
         "producer.interceptor.classes": INTERCEPTOR,
         "producer.millrace.service": "shop-database",
+        "producer.enable.idempotence": "true",
         "plugin.path": str(tmp_path / "plugins"),
         "key.converter": json_converter,
         "value.converter": json_converter,

@@ -11,7 +11,8 @@ import pytest
 
 from millrace.zookeeper.embedded import find_java
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Report
+from millrace_audit.reports.messages import FOR_EVER, MOST_OPEN_WINDOWS, AuditCodec, Hello, Report
+from millrace_audit.reports.outcome import still_open
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_registry.client import SchemaRegistryClient
 from tests.compat.java_interceptor import compile_programs
@@ -28,9 +29,14 @@ Key = tuple[str, int, Outcome]
 class Said:
     """Reports in their order, and their sum."""
 
+    hellos: list[str] = field(default_factory=list)
+    """Announced topics."""
     reports: list[Report] = field(default_factory=list)
     outcomes: dict[Key, SequenceRanges] = field(default_factory=dict)
     """Sequences by topic, window and outcome; each is reported once."""
+    most_open: int = MOST_OPEN_WINDOWS
+    open: set[tuple[str, int]] = field(default_factory=set)
+    """Windows that the auditor holds open."""
 
     def add(self, report: Report) -> None:
         assert report.number == len(self.reports)
@@ -49,6 +55,9 @@ class Said:
                     assert not known.add(first, last), "it was reported before"
                     count += 1
         assert count <= 20_000
+        reported = {(window.topic, window.window) for window in report.windows}
+        self.open = still_open(self.open | reported, report.closed_through)
+        assert len(self.open) <= self.most_open
         self.reports.append(report)
 
     def pairs(self, topic: str, window: int, outcome: Outcome) -> list[list[int]]:
@@ -63,17 +72,24 @@ def run(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = compile_programs(tmp_path_factory.mktemp("classes"))
     java = [find_java(), "-Xmx512m", "-XX:+UseSerialGC", "-cp", path, "io.millrace.audit.Reports"]
 
-    def said(*steps: str, client: str = "exact", settled_after_ms: int = SETTLED_AFTER_MS) -> Said:
-        words = [*java, client, str(settled_after_ms), *steps]
+    def said(
+        *steps: str,
+        client: str = "exact",
+        settled_after_ms: int = SETTLED_AFTER_MS,
+        most_open: int = MOST_OPEN_WINDOWS,
+    ) -> Said:
+        words = [*java, client, str(settled_after_ms), f"limit:{most_open}", *steps]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr
-        found = Said()
+        found = Said(most_open=most_open)
         with SchemaRegistryClient("http://127.0.0.1:1") as registry:  # this framing needs no registry
             codec = AuditCodec(registry)
             for line in done.stdout.split():
                 record = codec.decode(bytes.fromhex(line))
                 if isinstance(record, Report):
                     found.add(record)
+                elif isinstance(record, Hello):
+                    found.hellos.append(record.topic)
         return found
 
     return said
@@ -139,6 +155,37 @@ def test_an_event_without_an_outcome_keeps_its_window_open(run: Run) -> None:
     assert said.reports[-1].closed_through == later
 
 
+@pytest.mark.parametrize("client", ["exact", "older"])
+def test_an_event_that_would_open_more_windows_than_the_audit_takes_has_no_number(
+    run: Run, client: str
+) -> None:
+    closed = START - 200 * 365 * 144 * WINDOW_MS  # more than a century ago: the clock closes these windows
+    said = run(
+        f"events:t:3:{closed}:{WINDOW_MS}:a",
+        "report",
+        *(f"events:{topic}:3:{START}:{WINDOW_MS}:a" for topic in ("t", "other")),
+        "report",
+        *(f"events:{topic}:3:{START}:{WINDOW_MS}:a" for topic in ("t", "other")),
+        "last",
+        client=client,
+        most_open=5,
+    )
+    for n in range(3):
+        assert said.pairs("t", START + n * WINDOW_MS, "acknowledged") == [[3 + n, 3 + n], [6 + n, 6 + n]]
+    for n in range(2):
+        assert said.pairs("other", START + n * WINDOW_MS, "acknowledged") == [[n, n], [2 + n, 2 + n]]
+    assert len(said.outcomes) == 2 * (3 + 5)
+    assert said.reports[-1].closed_through == FOR_EVER
+
+
+@pytest.mark.parametrize("later", ["report", f"events:t:1:{START}:0:f", f"events:new:1:{START}:0:f"])
+def test_nothing_follows_the_last_report(run: Run, later: str) -> None:
+    said = run(f"events:t:10:{START}:0:a", "last", later, "report", "last")
+    assert said.pairs("t", START, "acknowledged") == [[0, 9]]
+    assert [report.closed_through for report in said.reports] == [FOR_EVER]
+    assert said.hellos == ["t"]
+
+
 @pytest.mark.parametrize(("outcomes", "outcome"), [("-a", "acknowledged"), ("-af", "failed")])
 def test_an_older_clients_stretch_with_a_lost_outcome_is_settled_by_its_age(
     run: Run, outcomes: str, outcome: Outcome
@@ -150,3 +197,26 @@ def test_an_older_clients_stretch_with_a_lost_outcome_is_settled_by_its_age(
     old = run(events, "pause:1100", "last", client="older", settled_after_ms=0)
     assert old.pairs("t", START, outcome) == [[0, 299]]
     assert old.reports[-1].closed_through == FOR_EVER
+
+
+def test_an_event_that_fails_at_send_and_again_when_its_transaction_is_aborted_counts_once(run: Run) -> None:
+    said = run(f"events:t:3:{START}:0:d-a", "last")
+    assert said.pairs("t", START, "failed") == [[0, 0]]
+    assert said.pairs("t", START, "acknowledged") == [[2, 2]]
+    assert said.reports[-1].closed_through == START, "an event has no outcome"
+
+
+def test_after_a_failure_in_a_transaction_an_older_clients_outcomes_are_not_counted(run: Run) -> None:
+    said = run(f"events:t:3:{START}:0:d-a", "last", client="transactional")
+    assert said.pairs("t", START, "failed") == [[0, 2]]
+    assert not said.pairs("t", START, "acknowledged")
+    assert said.reports[-1].closed_through == FOR_EVER
+
+
+@pytest.mark.parametrize("steps", [["last"], ["patience:0", "pause:1100", "report"]])
+def test_an_older_clients_stretch_is_reported_as_failed_while_the_client_may_send_its_events(
+    run: Run, steps: list[str]
+) -> None:
+    said = run(f"events:t:300:{START}:0:-a", *steps, client="older")
+    assert said.pairs("t", START, "failed") == [[0, 299]]
+    assert not said.pairs("t", START, "acknowledged")

@@ -2,12 +2,17 @@ import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.UncheckedIOException;
 import java.time.Duration;
+import java.util.Map;
 import java.util.Properties;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.concurrent.locks.LockSupport;
 
 import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerInterceptor;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.header.internals.RecordHeaders;
 
 /**
@@ -18,6 +23,24 @@ import org.apache.kafka.common.header.internals.RecordHeaders;
 public class InterceptedProducer {
     private static final String TOO_LARGE = " ".repeat(2_000_000);
     private static final long PAST_MS = 1_431_856_800_000L; // 2015-05-17T10:00Z
+    /** Another interceptor: it changes the value, and sends the record without its headers. */
+    public static class Masking implements ProducerInterceptor<String, String> {
+        @Override
+        public ProducerRecord<String, String> onSend(ProducerRecord<String, String> record) {
+            return new ProducerRecord<>(record.topic(), record.key(), record.value().replace("}", " }"));
+        }
+
+        @Override
+        public void onAcknowledgement(RecordMetadata metadata, Exception error) {}
+
+        @Override
+        public void configure(Map<String, ?> configs) {}
+
+        @Override
+        public void close() {}
+    }
+
+    private static final AtomicBoolean IS_OPEN = new AtomicBoolean(true);
     private static String topic, how;
     private static int events;
     private static AtomicIntegerArray outcomes;
@@ -26,7 +49,7 @@ public class InterceptedProducer {
         topic = args[0];
         events = Integer.parseInt(args[1]);
         how = args[2];
-        int producers = how.equals("two") ? 2 : 1;
+        int producers = how.equals("two") || how.equals("close twice") ? 2 : 1;
         Properties properties = new Properties();
         properties.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
         properties.put("value.serializer", "org.apache.kafka.common.serialization.StringSerializer");
@@ -34,6 +57,7 @@ public class InterceptedProducer {
             String[] pair = args[n].split("=", 2);
             properties.put(pair[0], pair[1]);
         }
+        Thread.currentThread().setContextClassLoader(InterceptedProducer.class.getClassLoader()); // it finds Masking
         outcomes = new AtomicIntegerArray(producers * events);
         Thread[] threads = new Thread[producers];
         for (int n = 0; n < producers; n++) {
@@ -57,14 +81,24 @@ public class InterceptedProducer {
 
     private static void send(KafkaProducer<String, String> producer, int first) {
         boolean isTransactional = how.equals("transactions");
-        if (isTransactional) producer.initTransactions();
+        if (how.endsWith("transactions")) producer.initTransactions();
         if (how.equals("no topic")) producer.send(new ProducerRecord<>("no/topic", "value"));
         for (int n = 0; n < events; n++) {
             if (isTransactional && n % 500 == 0) producer.beginTransaction();
+            if (how.equals("broken transactions") && n % 3 != 1) producer.beginTransaction();
             int id = first + n;
             ProducerRecord<String, String> record =
                     new ProducerRecord<>(topic, null, time(n), "k" + n % 1009, value(id), headers());
-            producer.send(record, (metadata, error) -> outcomes.set(id, error == null ? 1 : 2));
+            try {
+                producer.send(record, (metadata, error) -> {
+                    outcomes.set(id, error == null ? 1 : 2);
+                    if (how.equals("close in callback") && IS_OPEN.getAndSet(false)) producer.close(Duration.ZERO);
+                });
+            } catch (KafkaException error) { // an earlier event of the transaction has failed
+                outcomes.set(id, 2);
+            }
+            if (how.equals("broken transactions") && n % 3 == 1) producer.abortTransaction();
+            if (how.equals("broken transactions") && n % 3 == 2) producer.commitTransaction();
             if (isTransactional && n % 500 == 499) {
                 if (n / 500 % 3 == 2) producer.abortTransaction();
                 else producer.commitTransaction();
@@ -78,8 +112,23 @@ public class InterceptedProducer {
             System.out.println("flushed");
             LockSupport.park();
         }
-        if (how.equals("close(0)")) producer.close(Duration.ZERO);
+        if (how.equals("close in callback")) {
+            waitForOutcomes();
+            return;
+        }
+        if (how.equals("close twice")) {
+            if (first == 0) producer.close();
+            else waitForLine();
+        }
+        if (how.equals("wait, close(0)")) waitForLine();
+        if (how.endsWith("close(0)")) producer.close(Duration.ZERO);
         else producer.close();
+    }
+
+    /** Wait until each event has its outcome, and the last report is sent. */
+    private static void waitForOutcomes() {
+        for (int n = 0; n < events; n++) while (outcomes.get(n) == 0) LockSupport.parkNanos(1_000_000);
+        while (reportingThreads() > 0) LockSupport.parkNanos(1_000_000);
     }
 
     /** Wait until the test writes a line. */
@@ -103,7 +152,8 @@ public class InterceptedProducer {
     private static String value(int id) {
         String value = "{\"n\": " + id + "}";
         if (how.equals("broken") && id % 1000 == 7) return "{\"n\": " + id;
-        return how.equals("large") && id % 100 == 7 ? value + TOO_LARGE : value;
+        boolean isTooLarge = how.equals("large") && id % 100 == 7 || how.equals("broken transactions") && id % 3 == 0;
+        return isTooLarge ? value + TOO_LARGE : value;
     }
 
     /** The event's time; null is the present. */

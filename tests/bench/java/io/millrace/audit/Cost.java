@@ -43,7 +43,7 @@ public class Cost {
         Field field = AuditInterceptor.class.getDeclaredField("instance");
         field.setAccessible(true);
         instance = (Instance) field.get(interceptor);
-        AuditedTopic topic = new AuditedTopic("t", !isOlder, 0, instance.kept);
+        AuditedTopic topic = new AuditedTopic("t", !isOlder, 0, instance);
         topic.isAnnounced = true;
         instance.topics.put("t", topic);
         for (int round = -WARM_UP; round < Integer.parseInt(args[1]); round++) {
@@ -83,7 +83,8 @@ public class Cost {
     /** Take the outcomes as a report does. */
     private static void forget(int events) {
         int taken = 0;
-        for (AuditedTopic.Window window : instance.topics.get("t").take().values()) taken += window.acknowledged.count;
+        for (AuditedTopic.Window window : instance.topics.get("t").take(0).values())
+            taken += window.acknowledged.count;
         if (taken != events) throw new IllegalStateException(taken + " of " + events + " events have an outcome");
         instance.kept.set(0);
     }

@@ -2,6 +2,8 @@ package io.millrace.audit;
 
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.StringJoiner;
 
 /** One job a line of the standard input, and its answer a line: what the tests compare with Python. */
@@ -11,7 +13,8 @@ public class Bytes {
         for (String line = in.readLine(); line != null; line = in.readLine()) {
             String[] words = line.split(" ");
             System.out.println(words[0].equals("xxh64") ? hash(words)
-                    : words[0].equals("header") ? header(words) : ranges(words));
+                    : words[0].equals("header") ? header(words)
+                    : words[0].equals("settledAfterMs") ? settledAfterMs(words) : ranges(words));
         }
     }
 
@@ -31,6 +34,12 @@ public class Bytes {
         StringJoiner text = new StringJoiner(" ");
         for (long[] range : outcomes.ranges()) text.add(range[0] + "-" + range[1]);
         return text.toString();
+    }
+
+    private static String settledAfterMs(String[] words) {
+        Map<String, String> configs = new HashMap<>();
+        for (int n = 1; n < words.length; n += 2) configs.put(words[n], words[n + 1]);
+        return Long.toString(AuditInterceptor.settledAfterMs(configs));
     }
 
     private static byte[] unhex(String text) {

@@ -18,6 +18,8 @@ final class AuditHeader implements Header {
     Outcomes stretch;
     long fingerprint;
     boolean hasFingerprint;
+    /** Guarded by the topic. */
+    boolean isSettled;
     private final byte[] value;
 
     AuditHeader(AuditedTopic topic, long instance, long sequence, long time) {

@@ -35,8 +35,10 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
     /** Kafka's own serializer of bytes sends the values as they are. */
     private boolean valuesAreBytes;
     private long settledAfterMs;
+    private boolean isTransactional;
     private Instance instance;
     private Reporter reporter;
+    private boolean hasLeft;
 
     @Override
     public void configure(Map<String, ?> configs) {
@@ -44,13 +46,27 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         String server = name(configs, "millrace.server", hostName());
         topics = pattern(text(configs, "millrace.topics", ".*"));
         long latenessMs = number(configs, "millrace.lateness.ms", 60_000);
-        settledAfterMs = number(configs, "max.block.ms", 60_000)
-                + number(configs, "delivery.timeout.ms", 120_000) + SETTLE_SPARE_MS;
+        settledAfterMs = settledAfterMs(configs);
+        isTransactional = !text(configs, "transactional.id", "").isEmpty();
         valuesAreBytes = text(configs, "value.serializer", "").endsWith(ByteArraySerializer.class.getName());
         isExact = acknowledgementsHaveHeaders();
-        reporter = Reporter.join(configs);
-        instance = new Instance(server, service, latenessMs, reporter::send);
-        reporter.add(instance);
+        warnOfProperties(configs);
+        instance = new Instance(
+                server, service, latenessMs, (record, untilNs) -> reporter.send(record, untilNs));
+        reporter = Reporter.join(instance, configs);
+    }
+
+    private static void warnOfProperties(Map<String, ?> configs) {
+        String acks = text(configs, "acks", "all").trim();
+        boolean isIdempotent = !text(configs, "enable.idempotence", "true").trim().equalsIgnoreCase("false");
+        if (!isIdempotent || !(acks.equals("all") || acks.equals("-1")))
+            LOGGER.warn("millrace: a retry may write an event twice, and the audit then reports a duplicate: "
+                    + "set acks=all and enable.idempotence=true");
+        // The text of a list ends with a bracket.
+        String names = text(configs, "interceptor.classes", "").replaceFirst("[\\]\\s]+$", "");
+        if (!names.endsWith(AuditInterceptor.class.getName()))
+            LOGGER.warn("millrace: interceptors after AuditInterceptor may change what the audit compares: "
+                    + "name AuditInterceptor last in interceptor.classes");
     }
 
     @Override
@@ -67,7 +83,14 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
             topic.sendUnaudited();
             return sent;
         }
-        AuditHeader header = topic.send(instance.number, time);
+        AuditHeader header = topic.send(time);
+        if (header == null) {
+            reporter.warn("events of " + topic.name + " are sent without an audit header, because "
+                    + instance.maxOpenWindows + " windows of this producer are open: send events in the order "
+                    + "of their times, or use a new producer for the next ones");
+            topic.sendUnaudited();
+            return sent;
+        }
         sent.headers().add(header);
         if (valuesAreBytes) header.hash((byte[]) record.value());
         return sent;
@@ -79,7 +102,7 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         if (known != null) return known;
         if (!TOPIC_NAME.matcher(name).matches() || !topics.matcher(name).matches()) return null;
         return instance.topics.computeIfAbsent(
-                name, absent -> new AuditedTopic(name, isExact, settledAfterMs, instance.kept));
+                name, absent -> new AuditedTopic(name, isExact, settledAfterMs, instance));
     }
 
     /** Announce a topic before its first event. The reporting thread goes on if that takes too long. */
@@ -111,38 +134,65 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
     public void onAcknowledgement(RecordMetadata metadata, Exception error) {
         if (isExact || metadata == null) return;
         AuditedTopic topic = instance.topics.get(metadata.topic());
-        if (topic != null) topic.settleOne(error == null);
+        if (topic != null) topic.settleOne(error == null, isTransactional);
     }
 
-    /** Send the last report. The client has ended its own thread before: every event has its outcome. */
+    /** Send the last report. If a callback closes the client, other events have their outcomes only later. */
     @Override
     public void close() {
         if (instance == null) return;
         boolean wasInterrupted = Thread.interrupted(); // the last report is sent nevertheless
+        if (!end(false)) {
+            Thread later = new Thread(() -> end(true), "millrace-audit-close");
+            later.setDaemon(false);
+            later.start();
+        }
+        if (wasInterrupted) Thread.currentThread().interrupt();
+    }
+
+    /** Send the last report and leave. Unless it waits for outcomes, return false if an event has none. */
+    private synchronized boolean end(boolean waits) {
+        if (hasLeft) return true;
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(CLOSE_WAIT_MS);
-        Exception failure = null;
+        boolean wasInterrupted = false;
+        String problem;
         do {
             try {
-                instance.report(true, Math.max(1, TimeUnit.NANOSECONDS.toMillis(until - System.nanoTime())));
-                failure = null;
+                boolean hasEnded = instance.report(
+                        true, Math.max(1, TimeUnit.NANOSECONDS.toMillis(until - System.nanoTime())));
+                if (!hasEnded && !waits) return false;
+                problem = hasEnded ? null : "the outcome of some events is not known";
             } catch (InterruptedException error) {
-                failure = error;
+                problem = error.toString();
                 wasInterrupted = true;
-                break;
             } catch (Exception error) {
-                failure = error;
+                problem = error.toString();
             }
-        } while (failure != null && pause(until));
-        if (failure != null)
-            LOGGER.warn("millrace: the last report of instance {} was not acknowledged. Accept the instance: {}",
-                    instance.number, failure.toString());
+        } while (problem != null && !wasInterrupted && pause(until));
+        if (problem != null)
+            LOGGER.warn("millrace: the last report of instance {} is missing. Accept the instance: {}",
+                    instance.number, problem);
         reporter.leave(instance, CLOSE_WAIT_MS);
+        hasLeft = true;
         if (wasInterrupted) Thread.currentThread().interrupt();
+        return true;
     }
 
     private static boolean pause(long untilNs) {
         LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(100));
         return System.nanoTime() < untilNs;
+    }
+
+    /** Return the time after which the client has given up on an event. */
+    static long settledAfterMs(Map<String, ?> configs) {
+        long retrying = Math.max(timeout(configs, "delivery.timeout.ms", 120_000),
+                timeout(configs, "linger.ms", 0) + timeout(configs, "request.timeout.ms", 30_000));
+        return timeout(configs, "max.block.ms", 60_000) + retrying + SETTLE_SPARE_MS;
+    }
+
+    /** Return a time that can be added to others: Kafka Connect sets the largest long. */
+    private static long timeout(Map<String, ?> configs, String name, long otherwise) {
+        return Math.min(number(configs, name, otherwise), Integer.MAX_VALUE);
     }
 
     private static boolean acknowledgementsHaveHeaders() {

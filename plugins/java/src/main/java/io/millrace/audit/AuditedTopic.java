@@ -6,7 +6,6 @@ import java.util.Deque;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicLong;
 import java.util.zip.CRC32;
 
 /** Sequences and outcomes of one instance's events in one topic. */
@@ -44,22 +43,23 @@ final class AuditedTopic {
     /** The reporting thread must announce the topic. */
     volatile boolean isWanted;
     private final boolean isExact;
-    private final long settledAfterNs;
-    /** Bytes kept of all topics of the instance. */
-    private final AtomicLong kept;
+    private final long settledAfterMs;
+    private final Instance instance;
     private long next;
-    /** Events without an outcome by window, if acknowledgements name their event. */
-    private final Map<Long, int[]> outstanding = new HashMap<>();
+    /** Events without an outcome by window. A window without them stays until a report closes it. */
+    private final Map<Long, int[]> open = new HashMap<>();
     /** Events without an outcome, with or without a number, if acknowledgements do not name their event. */
     private long unsettled;
+    /** An outcome may have come twice: stretches are settled by time. */
+    private boolean isMiscounted;
     private final Deque<Stretch> stretches = new ArrayDeque<>();
     private Map<Long, Window> windows = new HashMap<>();
 
-    AuditedTopic(String name, boolean isExact, long settledAfterMs, AtomicLong kept) {
+    AuditedTopic(String name, boolean isExact, long settledAfterMs, Instance instance) {
         this.name = name;
         this.isExact = isExact;
-        this.kept = kept;
-        settledAfterNs = TimeUnit.MILLISECONDS.toNanos(settledAfterMs);
+        this.instance = instance;
+        this.settledAfterMs = settledAfterMs;
         tag = tagOf(name);
     }
 
@@ -78,13 +78,13 @@ final class AuditedTopic {
         unsettled++;
     }
 
-    /** Number an event. */
-    synchronized AuditHeader send(long instance, long time) {
-        AuditHeader header = new AuditHeader(this, instance, next++, time);
-        if (isExact) {
-            outstanding.computeIfAbsent(header.window, absent -> new int[1])[0]++;
-            return header;
-        }
+    /** Number an event. Return null if it would open a window beyond the instance's limit. */
+    synchronized AuditHeader send(long time) {
+        int[] outstanding = open(window(time));
+        if (outstanding == null) return null;
+        outstanding[0]++;
+        AuditHeader header = new AuditHeader(this, instance.number, next++, time);
+        if (isExact) return header;
         unsettled++;
         Stretch stretch = stretches.peekLast();
         if (stretch == null || System.nanoTime() - stretch.beganNs > STRETCH_NS) {
@@ -96,6 +96,18 @@ final class AuditedTopic {
         return header;
     }
 
+    private int[] open(long start) {
+        int[] known = open.get(start);
+        if (known != null) return known;
+        if (instance.openWindows.incrementAndGet() > instance.maxOpenWindows) {
+            instance.openWindows.decrementAndGet();
+            return null;
+        }
+        int[] opened = new int[1];
+        open.put(start, opened);
+        return opened;
+    }
+
     /** Note the fingerprint of an event that has no outcome yet. */
     void hashed(AuditHeader header) {
         if (header.stretch == null) return;
@@ -105,38 +117,46 @@ final class AuditedTopic {
         }
     }
 
-    /** Note the outcome of one event. */
+    /** Note the first outcome of one event. A send that fails in a transaction fails again at the abort. */
     synchronized void settle(AuditHeader header, boolean isAcknowledged) {
+        if (header.isSettled) return;
+        header.isSettled = true;
         // An outcome that does not fit is never reported. It keeps its window open for good.
         if (!reserve(1)) return;
         Window window = keep(header.window);
         (isAcknowledged ? window.acknowledged : window.failed)
                 .add(header.sequence, header.fingerprint, header.hasFingerprint);
-        int[] left = outstanding.get(header.window);
-        if (--left[0] == 0) outstanding.remove(header.window);
+        open.get(header.window)[0]--;
     }
 
-    /** Note the outcome of some event. */
-    synchronized void settleOne(boolean isAcknowledged) {
+    /** Note the outcome of some event. A failure in a transaction may come twice. */
+    synchronized void settleOne(boolean isAcknowledged, boolean isTransactional) {
         unsettled--;
-        if (!isAcknowledged) for (Stretch stretch : stretches) stretch.hasFailures = true;
+        if (!isAcknowledged) {
+            for (Stretch stretch : stretches) stretch.hasFailures = true;
+            isMiscounted |= isTransactional;
+        }
         // Every event has its outcome: so have the events of all stretches.
-        if (unsettled == 0) while (!stretches.isEmpty()) settle(stretches.poll());
+        if (unsettled == 0 && !isMiscounted) while (!stretches.isEmpty()) settle(stretches.poll());
     }
 
-    /** Settle stretches so old that the client has given up on the last of their events. */
-    private void settleByTime() {
-        while (!stretches.isEmpty()
-                && System.nanoTime() - stretches.peek().beganNs > settledAfterNs + STRETCH_NS)
+    /** Settle old stretches, for the last report all: as failed if the client may still send an event. */
+    private void settleByTime(boolean isLast) {
+        long waitMs = Math.min(settledAfterMs, instance.maxWaitMs);
+        long waitNs = TimeUnit.MILLISECONDS.toNanos(waitMs) + STRETCH_NS;
+        while (!stretches.isEmpty()) {
+            Stretch oldest = stretches.peek();
+            boolean isOld = System.nanoTime() - oldest.beganNs > waitNs;
+            if (!isOld && !isLast) return;
+            if (!isOld || waitMs < settledAfterMs) oldest.hasFailures = true;
             settle(stretches.poll());
+        }
     }
 
     private void settle(Stretch stretch) {
         stretch.sent.forEach((start, sent) -> {
-            if (!reserve(sent.count)) {
-                outstanding.computeIfAbsent(start, absent -> new int[1])[0] += sent.count;
-                return;
-            }
+            if (!reserve(sent.count)) return;
+            open.get(start)[0] -= sent.count;
             Window window = keep(start);
             (stretch.hasFailures ? window.failed : window.acknowledged).addAll(sent);
         });
@@ -144,35 +164,37 @@ final class AuditedTopic {
 
     private boolean reserve(int events) {
         long bytes = (long) Long.BYTES * events;
-        if (kept.get() + bytes > MAX_KEPT_BYTES) return false;
-        kept.addAndGet(bytes);
+        if (instance.kept.get() + bytes > MAX_KEPT_BYTES) return false;
+        instance.kept.addAndGet(bytes);
         return true;
     }
 
     private Window keep(long start) {
         Window window = windows.get(start);
         if (window == null) {
-            kept.addAndGet(WINDOW_BYTES);
+            instance.kept.addAndGet(WINDOW_BYTES);
             window = new Window();
             windows.put(start, window);
         }
         return window;
     }
 
-    /** Take the outcomes that no report has. */
-    synchronized Map<Long, Window> take() {
+    /** Take the outcomes that no report has. The report with them closes all windows before a time. */
+    synchronized Map<Long, Window> take(long closes) {
+        int before = open.size();
+        open.entrySet().removeIf(window -> window.getKey() < closes && window.getValue()[0] == 0);
+        instance.openWindows.addAndGet(open.size() - before);
         Map<Long, Window> taken = windows;
         windows = new HashMap<>();
         return taken;
     }
 
     /** Settle old stretches. Return the earliest window with an event without an outcome, else the largest long. */
-    synchronized long firstOpen() {
-        settleByTime();
+    synchronized long firstOpen(boolean isLast) {
+        settleByTime(isLast);
         long first = Long.MAX_VALUE;
-        for (long window : outstanding.keySet()) first = Math.min(first, window);
-        for (Stretch stretch : stretches)
-            for (long window : stretch.sent.keySet()) first = Math.min(first, window);
+        for (Map.Entry<Long, int[]> window : open.entrySet())
+            if (window.getValue()[0] > 0) first = Math.min(first, window.getKey());
         return first;
     }
 }

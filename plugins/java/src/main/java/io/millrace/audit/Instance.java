@@ -12,6 +12,7 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.ReentrantLock;
 
@@ -51,6 +52,12 @@ final class Instance {
     final Map<String, AuditedTopic> topics = new ConcurrentHashMap<>();
     /** Bytes of outcomes that no acknowledged report has. */
     final AtomicLong kept = new AtomicLong();
+    /** Windows that the auditor lets an instance hold open; a test lowers the limit. */
+    int maxOpenWindows = 500_000;
+    /** Longest wait for outcomes that do not name their event; a test shortens it. */
+    long maxWaitMs = 600_000;
+    /** Windows with a numbered event that no report has closed, of all topics. */
+    final AtomicInteger openWindows = new AtomicInteger();
     private final String server;
     private final String service;
     private final long latenessMs;
@@ -79,6 +86,7 @@ final class Instance {
         try {
             if (topic.isAnnounced) return;
             sendUnsent(until);
+            if (hasEnded()) return;
             byte[] hello = begin(AuditRecord.HELLO)
                     .text(topic.name).number(closedThrough).fixed(sealOf(key)).bytes();
             channel.send(hello, until);
@@ -89,25 +97,34 @@ final class Instance {
         }
     }
 
-    /** Report the news. The last report closes all time, unless an event has no outcome. */
-    void report(boolean isLast, long waitMs) throws Exception {
+    /**
+     * Report the news. The last report closes all time, unless an event has no outcome; nothing follows it.
+     *
+     * @return whether the instance has ended, or needs no last report
+     */
+    boolean report(boolean isLast, long waitMs) throws Exception {
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(waitMs);
         lock(waitMs);
         try {
             sendUnsent(until);
-            if (!hasAnnounced) return;
+            if (!hasAnnounced || hasEnded()) return true;
             // In this order: an event that gets its outcome meanwhile holds its window open, or is in the report.
             long promised = AuditedTopic.window(System.currentTimeMillis() - latenessMs);
             long open = Long.MAX_VALUE;
-            for (AuditedTopic topic : topics.values()) open = Math.min(open, topic.firstOpen());
-            List<Part> parts = parts();
+            for (AuditedTopic topic : topics.values()) open = Math.min(open, topic.firstOpen(isLast));
             long closes = isLast ? open : Math.min(promised, open);
-            if (parts.isEmpty() && closes == closedThrough) return;
-            write(parts, closes);
+            List<Part> parts = parts(closes);
+            if (!parts.isEmpty() || closes != closedThrough) write(parts, closes);
             sendUnsent(until);
+            return hasEnded();
         } finally {
             turn.unlock();
         }
+    }
+
+    /** Return whether the last report was written. */
+    private boolean hasEnded() {
+        return closedThrough == Long.MAX_VALUE;
     }
 
     private void lock(long waitMs) throws Exception {
@@ -125,10 +142,10 @@ final class Instance {
     }
 
     /** Take the news of all topics. Those with fingerprints come first: a report has them for all parts or none. */
-    private List<Part> parts() {
+    private List<Part> parts(long closes) {
         List<Part> parts = new ArrayList<>();
         for (AuditedTopic topic : topics.values())
-            topic.take().forEach((start, window) -> {
+            topic.take(closes).forEach((start, window) -> {
                 unsentBytes += window.bytes();
                 addParts(parts, topic.name, start, window);
             });

@@ -34,10 +34,9 @@ final class Reporter {
     private static final AtomicInteger MADE = new AtomicInteger();
 
     private final Map<String, Object> connection;
+    /** Audited producers that have joined and not left. Changes are guarded by SHARED. */
     private final List<Instance> instances = new CopyOnWriteArrayList<>();
     private final Thread thread;
-    /** Audited producers that have joined. Guarded by SHARED. */
-    private int users;
     private KafkaProducer<byte[], byte[]> producer;
     private volatile boolean isEnding;
     private volatile long warnedNs = System.nanoTime() - WARN_NS;
@@ -49,28 +48,23 @@ final class Reporter {
         thread.start();
     }
 
-    /** Return the reporter of a producer's connection. {@link #leave} must follow. */
-    static Reporter join(Map<String, ?> configs) {
+    /** Return the reporter of a producer's connection, which reports of the instance until {@link #leave}. */
+    static Reporter join(Instance instance, Map<String, ?> configs) {
         Map<String, Object> connection = new HashMap<>();
         configs.forEach((name, value) -> {
             if (value != null && CONNECTION.matcher(name).matches()) connection.put(name, value);
         });
         synchronized (SHARED) {
             Reporter reporter = SHARED.computeIfAbsent(connection, Reporter::new);
-            reporter.users++;
+            reporter.instances.add(instance);
             return reporter;
         }
     }
 
-    void add(Instance instance) {
-        instances.add(instance);
-    }
-
     /** Report of an instance no more, and end with the last one. */
     void leave(Instance instance, long waitMs) {
-        instances.remove(instance);
         synchronized (SHARED) {
-            if (--users > 0) return;
+            if (!instances.remove(instance) || !instances.isEmpty()) return;
             SHARED.remove(connection);
         }
         isEnding = true;
@@ -139,10 +133,14 @@ final class Reporter {
     }
 
     /** Log a problem, at most once a minute. */
-    void warn(String what, Exception error) {
+    void warn(String what) {
         if (System.nanoTime() - warnedNs < WARN_NS) return;
         warnedNs = System.nanoTime();
+        LOGGER.warn("millrace: {}", what);
+    }
+
+    void warn(String what, Exception error) {
         Throwable cause = error.getCause() == null ? error : error.getCause();
-        LOGGER.warn("millrace: {}: {}", what, cause.toString());
+        warn(what + ": " + cause);
     }
 }
