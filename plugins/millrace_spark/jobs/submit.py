@@ -50,6 +50,7 @@ DRIVER = "driver.py"
 """Name of the script that `send` sends."""
 _SETTINGS = "settings.json"
 _FOLDER = "millrace-job-"
+_LOCK = "lock"
 LEFT_S = 60.0
 """Age at which the lock of a folder shows whether its command runs."""
 LAST_LINES = 40
@@ -134,31 +135,38 @@ def run_here(job: str, settings: Mapping[str, Any], *, processes: int, on_line: 
 def _folder_with(name: str, text: str) -> Iterator[Path]:
     """Yield the path of a file in a folder of its own. A year of hours is too long for an argument."""
     _sweep()
-    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder, _locked(Path(folder)):
-        path = Path(folder, name)
-        _write_secret(path, text)
-        yield path
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
+        _write_secret(Path(folder, _LOCK), "")
+        with _locked(Path(folder)):
+            path = Path(folder, name)
+            _write_secret(path, text)
+            yield path
 
 
 def _sweep() -> None:
     """Delete the folders that killed commands have left, with the files of their tasks."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        with suppress(OSError):  # deleted by now, or locked: its command runs
+        with suppress(OSError):  # deleted by now, or without a lock yet
             found = folder.lstat()
             # Through a link another user could name a folder of this user's.
             is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
             if is_own and time.time() - found.st_mtime > LEFT_S:
-                with _locked(folder):
-                    shutil.rmtree(folder)
+                with _locked(folder) as is_locked:
+                    if is_locked:
+                        shutil.rmtree(folder)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder. Raise BlockingIOError if another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder. Yield False if another process holds it, or the file system has no locks."""
+    descriptor = os.open(folder / _LOCK, os.O_WRONLY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(descriptor)
 

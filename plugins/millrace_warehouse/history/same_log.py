@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.fetcher import log_was_cut
-from millrace.errors import MillraceError
+from millrace.errors import ErrorCode, MillraceError
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange
 
 
@@ -60,9 +60,11 @@ def cut_log(client: ClusterClient, topic: str, parts: Iterable[PartitionRange]) 
         offsets = {partition: ends.pop((partition, epoch)) for partition, epoch in epochs.items()}
         fetched = client.fetch(topic, offsets, max_bytes=1, max_wait_ms=0, last_epochs=epochs)
         for partition, answer in sorted(fetched.items()):
+            name, offset, end = f"{topic}-{partition}", offsets[partition], answer.high_watermark
             if answer.parting is not None:
-                name = f"{topic}-{partition}"
-                return log_was_cut(name, offsets[partition], epochs[partition], answer.parting)
+                return log_was_cut(name, offset, epochs[partition], answer.parting)
+            if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE and offset > end:
+                return f"{name} ends at offset {end}, but was read up to {offset}: messages are lost"
     return None
 
 

@@ -71,10 +71,10 @@ class LoadResult:
     message: str
     notes: Sequence[str] = ()
     """Remarks on a successful load."""
-    left_offsets: int = 0
-    """Offsets after the newest load, not loaded yet."""
-    left_bytes: int = 0
-    """Bytes of log after the newest load; an estimate on Apache Kafka."""
+    left_offsets: int | None = 0
+    """Offsets after the newest load, not loaded yet. None if no broker answered once the load was made."""
+    left_bytes: int | None = 0
+    """Bytes of log after the newest load; an estimate on Apache Kafka. None likewise."""
 
 
 def load_topic(run: LoadRun, name: str) -> LoadResult:
@@ -206,7 +206,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     manifest = make(topic, load, 1, write, progress)
     if manifest is None:
         return None
-    return record_made(run, plan, manifest, pinned)
+    return made_result(run, plan, manifest, pinned, record_made(run.context, manifest))
 
 
 def draft_of(plan: Plan, newest: LoadManifest | None, attempt: str, pinned: Pinned) -> LoadManifest:
@@ -227,22 +227,36 @@ def draft_of(plan: Plan, newest: LoadManifest | None, attempt: str, pinned: Pinn
     )
 
 
-def record_made(run: LoadRun, plan: Plan, manifest: LoadManifest, pinned: Pinned) -> LoadResult:
-    """Record a load that this run has made. Return its result, with notes on its messages.
-
-    The load is made, whatever fails now: the result has a note on it, and the next load heals the ledger.
-    """
-    storage, notes, latest = run.context.storage, _unknown_fields(manifest), dict[int, int]()
+def record_made(context: range_writer.LoadContext, manifest: LoadManifest) -> list[str]:
+    """Record a load that was made. Return a note if that fails: the load counts, and the next run heals."""
     try:
-        record(storage, manifest)
-        run.context.progress("recorded")
-        notes += _reasons(storage, manifest, pinned.table_schema.message_format)
+        record(context.storage, manifest)
+    except MillraceError as error:
+        return [_failed_afterwards(manifest, error)]
+    context.progress("recorded")
+    return []
+
+
+def made_result(
+    run: LoadRun, plan: Plan, manifest: LoadManifest, pinned: Pinned, notes: Sequence[str]
+) -> LoadResult:
+    """Return the result of a load that this run has made, with these notes and those on its messages.
+
+    The load counts, whatever fails now: the result has a note on that.
+    """
+    latest, notes = None, [*notes, *_unknown_fields(manifest)]
+    try:
         latest = run.context.client.list_offsets(plan.topic, LATEST)
+        notes += _reasons(run.context.storage, manifest, pinned.table_schema.message_format)
         notes += _dropped_fields(pinned, manifest)
     except MillraceError as error:
-        notes += [f"{manifest.topic}: load {manifest.load} is made, but afterwards this failed: {error}"]
+        notes.append(_failed_afterwards(manifest, error))
     message = f"made load {manifest.load}"
     return _result(run, plan, manifest, manifest, message, latest, published=True, notes=notes)
+
+
+def _failed_afterwards(manifest: LoadManifest, error: MillraceError) -> str:
+    return f"{manifest.topic}: load {manifest.load} is made, but afterwards this failed: {error}"
 
 
 def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
@@ -328,18 +342,21 @@ def _result(
     newest: LoadManifest | None,
     load: LoadManifest | None,
     message: str,
-    latest: Mapping[int, int],
+    latest: Mapping[int, int] | None,
     *,
     published: bool = False,
     notes: Sequence[str] = (),
 ) -> LoadResult:
-    """Return a load's result, with counts if this run made it, and the offsets after the newest load, of
-    which `latest` are the ends.
+    """Return a load's result, with counts if this run made it, and the offsets after the newest load up to
+    `latest`, if that is known.
     """
     own = load if load is not None and load.run_id == plan.run_id else None
     ends = newest.ends if newest is not None else {}
-    offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
-    bytes_per_offset = 1.0 if has_byte_positions(run.context.client) else _bytes_per_offset(newest)
+    offsets = bytes_ = None
+    if latest is not None:
+        offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
+        bytes_per_offset = 1.0 if has_byte_positions(run.context.client) else _bytes_per_offset(newest)
+        bytes_ = int(offsets * bytes_per_offset)
     return LoadResult(
         topic=plan.topic,
         run_id=plan.run_id,
@@ -355,7 +372,7 @@ def _result(
         message=message,
         notes=notes,
         left_offsets=offsets,
-        left_bytes=int(offsets * bytes_per_offset),
+        left_bytes=bytes_,
     )
 
 

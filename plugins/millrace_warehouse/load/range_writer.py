@@ -373,7 +373,7 @@ def write_cuts(context: LoadContext, topic: str, tasks: Sequence[CutTask]) -> li
     results = context.run_tasks(write_cut, tasks)
     read = (part for result in results if (part := _end_of_cut(result.stats)) is not None)
     if cut := cut_log(context.client, topic, read):
-        raise MillraceError(f"{cut}; nothing was loaded: run the load again")
+        raise MillraceError(f"{cut}; what was read does not count: run again")
     return results
 
 

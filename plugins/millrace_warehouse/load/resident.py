@@ -25,6 +25,7 @@ from millrace_warehouse.load.load import (
     check_log,
     heal,
     loaded_parts,
+    made_result,
     record_made,
 )
 from millrace_warehouse.load.open_load import OpenLoad
@@ -205,7 +206,6 @@ class Resident:
         check_ends(name, ends, loaded)
         if all(end <= (loaded[p].reach if p in loaded else 0) for p, end in ends.items()):
             return None
-        heal(self._run.context, newest)
         return OpenLoad.begin(self._run, topic_id, name, newest)
 
     def _is_due(self, load: OpenLoad) -> bool:
@@ -235,8 +235,10 @@ class Resident:
         if self._answer is Answer.OFF:
             self._rests_until = self._clock() + UNSHOWN_S
         try:
-            self._newest = manifest
-            return record_made(self._run, load.plan, manifest, load.pinned)
+            notes = record_made(self._run.context, manifest)
+            if not notes:  # else the next turn finds the load, and heals
+                self._newest = manifest
+            return made_result(self._run, load.plan, manifest, load.pinned, notes)
         finally:
             self._show(None)
 

@@ -314,7 +314,11 @@ def frames_of(
             inside = (frames.offset >= start) & (frames.offset < cut.range.end)
             if not inside.all():
                 frames = frames.select(np.flatnonzero(inside))
-            rejected = [_rejected_batch(cut, start, batch) for batch in broken]
+            rejected = [
+                _rejected_batch(cut, start, batch)
+                for batch in broken
+                if max(start, batch.batch[0].base_offset) < cut.range.end
+            ]
             lost = sum(batch.records for batch in rejected)
             stats.records += len(frames) + lost
             stats.rejected_by_kind[Kind.BROKEN_BODY] += lost

@@ -111,8 +111,7 @@ def read_cut(
         if fetched.parting is not None:
             was_cut = log_was_cut(cut.range.name, before, last_epoch, fetched.parting)
             raise MillraceError(
-                f"{was_cut}: run the load again, start a query with a new checkpoint or set its"
-                " failOnDataLoss=false"
+                f"{was_cut}: run again, start a query with a new checkpoint or set its failOnDataLoss=false"
             )
         if lost_ok and fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset <= before:
             break

@@ -201,7 +201,7 @@ class MemoryLog(ClusterClient):
             for header in one.batches():
                 starts.note(max(starts.last, header.partition_leader_epoch), header.base_offset)
             if offsets[p] > len(one.log):
-                continue
+                continue  # which is an error of its own
             if parting := starts.parting(epoch, offsets[p], len(one.log)):
                 fetched[p] = replace(fetched[p], records=memoryview(b""), parting=Parting(*parting))
         return fetched
@@ -215,7 +215,8 @@ class MemoryLog(ClusterClient):
         self.epoch += 1
 
     def _read(self, one: Partition, offset: int, max_bytes: int) -> FetchedPartition:
-        if offset < one.start and not any(h.base_offset <= offset for h in one.batches()):
+        has_expired = offset < one.start and not any(h.base_offset <= offset for h in one.batches())
+        if has_expired or offset > len(one.log):
             error = ErrorCode.OFFSET_OUT_OF_RANGE
             return FetchedPartition(error, one.high_watermark, one.high_watermark, one.start, memoryview(b""))
         visible = [h for h in one.batches() if h.base_offset < one.high_watermark]

@@ -24,7 +24,7 @@ from millrace_spark.source.progress import Progress, advance, ranges_between, sh
 from millrace_spark.source.rows import RowReader
 from millrace_spark.source.stream import MillraceStreamReader
 from millrace_warehouse.log.messages import frames_of
-from millrace_warehouse.log.ranges import Cut, RangeStats
+from millrace_warehouse.log.ranges import Cut, Range, RangeStats
 from millrace_warehouse.log.reading import read_cut
 from tests.unit.warehouse.log.logs import TOPIC_ID, MemoryLog
 from tests.unit.warehouse.memory_log import START, TOPIC
@@ -268,15 +268,20 @@ def test_available_now_reads_nothing_when_the_query_begins_at_the_end_of_a_topic
     assert len(drain(cluster, next_run, end)[0]) == 1
 
 
+def broken(batch: bytes) -> bytes:
+    """Return a batch that cannot be unpacked, though its checksum is right."""
+    changed = bytearray(batch)
+    changed[-20:-10] = bytes(10)
+    struct.pack_into(">I", changed, 17, batch_crc(changed))
+    return bytes(changed)
+
+
 def test_on_kafka_a_broken_batch_is_a_row_for_its_part_of_each_micro_batch() -> None:
     cluster = MemoryCluster(cluster_id="4L6g3nShT-eMCtK--X86sw")
     cluster.create("A", 1)
     log = cluster.contents["A"].logs[0]
     log.append([Message(0, None, b"x" * 100)] * 20, Codec.GZIP)
-    broken = bytearray(log.batches[0])
-    broken[-20:-10] = bytes(10)
-    struct.pack_into(">I", broken, 17, batch_crc(broken))
-    log.batches[0] = bytes(broken)
+    log.batches[0] = broken(log.batches[0])
     stream = reader(cluster, maxOffsetsPerTrigger="7")
     start, parts = _START, []
     while (end := plan(stream, start)) != start:
@@ -287,6 +292,20 @@ def test_on_kafka_a_broken_batch_is_a_row_for_its_part_of_each_micro_batch() -> 
         assert stats.records == stats.rejected
         start = end
     assert parts == [(0, 7), (7, 7), (14, 6)]
+
+
+def test_a_broken_batch_whose_part_in_the_range_has_expired_has_no_row() -> None:
+    cluster = MemoryCluster(cluster_id="4L6g3nShT-eMCtK--X86sw")
+    cluster.create("A", 1)
+    log = cluster.contents["A"].logs[0]
+    log.append([Message(0, None, b"x" * 100)] * 20, Codec.GZIP)
+    log.batches[0] = broken(log.batches[0])
+    log.log_start = 15  # Apache Kafka returns the whole batch around it
+    cut = Cut(Range("A", 0, 0, 7, byte_positions=False), 0, 7)
+    stats = RangeStats.for_cut(cut)
+    found = [*frames_of(cut, read_cut(cluster, cut, stats, timeout_s=0), stats)]
+    assert [rejected for _, rejected in found if rejected] == []
+    assert stats.records == stats.rejected == 0
 
 
 def test_a_topic_created_anew_is_refused_or_read_from_its_start_as_asked() -> None:

@@ -116,11 +116,24 @@ def log_of_equal_batches() -> MemoryLog:
 def test_a_log_that_is_cut_back_between_two_tasks_is_not_loaded(tmp_path: Path, tasks_before: int) -> None:
     log = log_of_equal_batches()
     run = load_run(log, tmp_path, run_tasks=cut_back_after(log, tasks_before), cut_bytes=1_500)
-    with pytest.raises(MillraceError, match=rf"{TOPIC}-0 .* in epoch 0.* cut back.*; nothing was loaded"):
+    with pytest.raises(MillraceError, match=rf"{TOPIC}-0 .* in epoch 0.* cut back.*: run again"):
         load_topic(run, TOPIC)
     assert loads(tmp_path) == []
     load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
     assert len(rows_of(tmp_path)) == 130, "what is in the log now"
+
+
+def test_a_log_that_is_shorter_once_it_was_read_is_not_loaded(tmp_path: Path) -> None:
+    log = log_of_equal_batches()
+
+    def run_tasks(function: Callable[[CutTask], CutResult], tasks: Sequence[CutTask]) -> list[CutResult]:
+        results = local_run(function, tasks)
+        log.put_back(0, 3)
+        return results
+
+    with pytest.raises(MillraceError, match=rf"{TOPIC}-0 ends at offset \d+, but was read .*: run again"):
+        load_topic(load_run(log, tmp_path, run_tasks=run_tasks), TOPIC)
+    assert loads(tmp_path) == []
 
 
 def test_a_log_that_loses_messages_of_a_load_before_the_next_load_reads_is_not_loaded_on(
@@ -208,6 +221,7 @@ def test_a_load_is_told_with_its_counts_though_something_fails_once_it_is_made(
     made = load_topic(load_run(log, storage, progress=progress), TOPIC)
     assert (made.load, made.published, made.rows, made.rejected) == (1, True, 180, 1)
     assert f"{TOPIC}: load 1 is made, but afterwards this failed: " in " ".join(made.notes)
+    assert made.left_bytes == (None if fails == "broker" else 0)
     monkeypatch.undo()
     broken[0] = False
     assert load_topic(load_run(log, storage, "run-2"), TOPIC).load == 1

@@ -337,7 +337,7 @@ def test_a_create_without_an_answer_is_found_out_later(tmp_path: Path, arrives: 
     assert problems(tmp_path, TOPIC) == []
 
 
-def test_a_load_is_told_though_its_ledger_entry_fails_and_the_entry_is_there_before_the_next_load(
+def test_a_load_is_told_though_its_ledger_entry_fails_and_the_next_turn_writes_the_entry(
     tmp_path: Path,
 ) -> None:
     log, branch, broken = filled_log(), SharedBranch(tmp_path), [True]
@@ -349,10 +349,8 @@ def test_a_load_is_told_though_its_ledger_entry_fails_and_the_entry_is_there_bef
     assert made is not None
     assert (made.load, made.rows) == (1, 180)
     broken[0] = False
-    log.append_events(0, [START])
     loader.turn()
     assert read_entry(storage, f"{TOPIC}/loads/0000000001.json") is not None
-    assert loader.stop() is not None
     assert problems(tmp_path, TOPIC) == []
 
 
@@ -477,7 +475,7 @@ def test_a_log_that_was_cut_back_between_two_tasks_of_a_turn_is_not_shown(tmp_pa
         return first + local_run(function, tasks[1:])
 
     loader = resident(log, branch, run_tasks=run_tasks)
-    with pytest.raises(MillraceError, match=r"in epoch 0, .*its log was cut back.*; nothing was loaded"):
+    with pytest.raises(MillraceError, match=r"in epoch 0, .*its log was cut back.*: run again"):
         loader.turn()
     assert branch.rows() == []
     loader.turn()

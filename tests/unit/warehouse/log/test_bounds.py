@@ -184,7 +184,7 @@ def test_a_run_whose_bounds_leave_nothing_says_so(tmp_path: Path) -> None:
     past = Bounds(until_ms=START - MINUTE)
     empty = load_topic(load_run(log, tmp_path, "run", bounds=past), TOPIC)
     assert empty.message == "no message of the topic lies within the limits, there is nothing to load"
-    assert empty.left_offsets > 0
+    assert empty.left_offsets
     load_bounded(log, tmp_path, "run 2")
     log.append_events(0, [START])
     later = load_topic(load_run(log, tmp_path, "run 3", bounds=past), TOPIC)
