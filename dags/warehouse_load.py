@@ -65,6 +65,12 @@ def origins(conn_id: str) -> list[str]:
         raise AirflowFailException(str(error)) from None
 
 
+@task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
+def any_failure() -> None:
+    """Fail the run if a task of it has failed: Airflow takes a run's state from its last tasks alone."""
+    raise AirflowFailException("a task of this run has failed")
+
+
 @task_group
 def table(
     topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_rejected: bool, live: bool | None
@@ -116,7 +122,7 @@ with DAG(
     },
     tags=["millrace"],
     doc_md=__doc__,
-):
+) as dag:
     settled = DateTimeSensorAsync(task_id="wait_for_last_events", target_time=SETTLED)
     schemas = RegisterSchemasOperator(task_id="register_schemas", schemas_dir=SCHEMAS)
     settled >> schemas
@@ -138,3 +144,4 @@ with DAG(
             schemas >> mirror >> own(**settings[one.name])
         elif one.policy.owner:
             schemas >> own(**settings[one.name])
+    [*dag.tasks] >> any_failure()

@@ -16,7 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Param, TriggerRule, task_group
+from airflow.sdk import DAG, Param, TriggerRule, task, task_group
+from airflow.sdk.exceptions import AirflowFailException
 
 from millrace_airflow.command_line import WHOLE_HOUR
 from millrace_airflow.operators.load import ReloadHoursOperator
@@ -33,6 +34,12 @@ UNPROVEN_AFTER = os.environ.get("MILLRACE_UNPROVEN_AFTER", "1d")
 HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
 DEFAULTS = {"retries": 2, "retry_delay": timedelta(minutes=5)}
 TOPIC = "{{ task.topic }}"
+
+
+@task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
+def any_failure() -> None:
+    """Fail the run if a task of it has failed: Airflow takes a run's state from its last tasks alone."""
+    raise AirflowFailException("a task of this run has failed")
 
 
 @task_group
@@ -76,13 +83,14 @@ with DAG(
     default_args=DEFAULTS,
     tags=["millrace"],
     doc_md=__doc__,
-):
+) as upkeep:
     if shared := [one for one in TOPICS if not one.policy.owner]:
         table.expand_kwargs([{"topic": one.name, "conn_id": one.conn_id} for one in shared])
     for one in TOPICS:
         if one.policy.owner:
             own = table.override(group_id=one.group_id, default_args=one.default_args)
             own(one.name, one.conn_id)
+    [*upkeep.tasks] >> any_failure()
 
 with DAG(
     dag_id="warehouse_reload",

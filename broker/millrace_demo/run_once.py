@@ -174,7 +174,8 @@ class _Reporter:
     def on_task_instance_failed(self, task_instance: Any, error: BaseException | str | None) -> None:
         reason = str(error).strip().partition("\n")[0] or "no reason given"
         state = str(getattr(task_instance.state, "value", task_instance.state))
-        if state == "failed":  # and not up_for_retry
+        # Not up_for_retry, nor a task that only repeats that another has failed.
+        if state == "failed" and task_instance.task.trigger_rule != "one_failed":
             self.failures.append(f"{_name(task_instance)}: {reason}")
         self._ended(task_instance, f"{state}: {reason}")
 

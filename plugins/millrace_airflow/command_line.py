@@ -19,6 +19,9 @@ from millrace_airflow.settings import MillraceSettings
 
 WHOLE_HOUR = r"^\d{4}-\d\d-\d\d[T ]\d\d(:00){0,2}(\.0+)?(Z|[+-]\d\d(:?00)?)?$"
 """Pattern of the times that `interval` accepts, for DAG forms: Airflow checks patterns, not `date-time`."""
+INTERVAL_START = "{{ data_interval_start | default('') }}"
+INTERVAL_END = "{{ data_interval_end | default('') }}"
+"""Times of a task's run; empty for a run without a data interval, which `interval` refuses."""
 COMMANDS = {
     "load": ("bootstrap", "warehouse", "catalog", "run_id", "master"),
     "publish": ("warehouse", "catalog", "run_id"),
@@ -83,6 +86,11 @@ def interval(start: str, end: str) -> tuple[datetime, datetime]:
     Raise ConfigError for a wrong time or interval. Hours are proved and published whole: the audit could
     answer for half an hour, a publication could not.
     """
+    if not start and not end:
+        raise ConfigError(
+            "start and end are empty, and this run has no data interval: name the hours, or give the DAG a"
+            " schedule with intervals, such as CronDataIntervalTimetable"
+        )
     first, last = parse_time(start, "start"), parse_time(end, "end")
     if first >= last:
         raise ConfigError(

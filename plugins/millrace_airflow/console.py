@@ -132,11 +132,13 @@ def _read(warehouse: str, path: str) -> Response:
     from millrace_warehouse.storage import open_storage  # imports pyarrow
 
     try:
-        content = open_storage(warehouse).read(path, 0, MOST_BYTES)
+        content = open_storage(warehouse).read(path, 0, MOST_BYTES + 1)
     except FileNotFoundError:
         return _say(404, f"the warehouse has no {path}")
     except OSError as error:
         raise MillraceError(f"the warehouse cannot be read from Airflow's API server: {error}") from None
+    if len(content) > MOST_BYTES:
+        return _say(413, f"{path} is larger than {MOST_BYTES >> 20} MiB: read it from the warehouse itself")
     return Response(content, headers=HEADERS, media_type="application/json")
 
 

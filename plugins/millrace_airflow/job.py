@@ -7,6 +7,7 @@ whose watcher died, and starts a lost job again, because every command may be re
     lock           locked while anything of the job runs; shows "alive" without trusting a pid
     watch          locked by the process that watches the job, while that process lives
     deferred       exists once a trigger watches the job instead
+    stopped        exists once the job is being stopped
     group          process group of the job, and the machine where this number is valid
     log            the command's standard error, line by line
     result         its standard output
@@ -97,8 +98,8 @@ class Job:
 
         A deferred job that still runs is taken over, too, once its trigger has had time to stop it. A
         deferred task has no next try, so this try means that the task was cleared or that the trigger is
-        gone. A job that has succeeded is taken over for a while, because its task could not finish with its
-        result.
+        gone. A job that is being stopped has as much time to end, and is not taken over while it runs. A job
+        that has succeeded is taken over for a while, because its task could not finish with its result.
         """
         for directory in parent.glob(f"{name}-*"):
             job = cls(directory)
@@ -106,11 +107,12 @@ class Job:
                 same = json.loads(job._path("command.json").read_text()) == list(command)
                 if not same or not job._watch():
                     continue
-                if job._path("deferred").exists():
+                if job._path("deferred").exists() or job._path("stopped").exists():
                     job._await_end(CLEARED_S)
                 alive = job.alive()
                 code = job._exit_code()  # after `alive`: a job that ends meanwhile does not look dead
-                if (code == 0 and job._is_fresh()) or (alive and code is None):
+                runs = alive and code is None and not job._path("stopped").exists()
+                if (code == 0 and job._is_fresh()) or runs:
                     return job
                 if not alive:  # the process that should have deleted them may have been killed
                     shutil.rmtree(job._path(SECRETS), ignore_errors=True)
@@ -200,6 +202,7 @@ class Job:
             group, host = self._path("group").read_text().split()
             if host != socket.gethostname():
                 raise JobFailed(f"{self._command()} runs on {host} and can be stopped only there")
+            self._path("stopped").touch()
             # Until nothing is left of the group, including child processes of the command.
             with suppress(ProcessLookupError):
                 for number in (signal.SIGTERM, signal.SIGKILL):

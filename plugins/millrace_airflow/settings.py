@@ -81,7 +81,7 @@ class MillraceSettings:
             named["password_file"] = PASSWORD_FILE
         text = "".join(
             f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in named.items() if value
-        )
+        ).replace("\x7f", "\\u007f")  # the only character that TOML forbids in text and JSON allows
         return {CLIENT_FILE: text, PASSWORD_FILE: f"{self.password}\n"}
 
     @property
@@ -99,14 +99,18 @@ def settings_of(connection: Connection) -> MillraceSettings:
     where, host, port = f"connection {connection.conn_id}", connection.host, connection.port
     if not host:
         raise ConfigError(f"{where} has no host: set it to HOST:PORT of the aggregate cluster's brokers")
+    if not isinstance(extra := connection.extra_dejson, Mapping):
+        raise ConfigError(f"{where}: its extra is not a JSON object with the fields of a Millrace connection")
+    values = {key: value for key, value in extra.items() if value not in (None, "")}
     # Airflow separates the port of a single address from its host; a list of addresses stays in the host.
-    values = {key: value for key, value in connection.extra_dejson.items() if value not in (None, "")}
-    values["bootstrap"] = f"{host}:{port}" if port else host
+    if port:
+        host = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    values["bootstrap"] = host
     values |= {"user": connection.login or "", "password": connection.password or ""}
     for service in ("registry", "auditor"):
         # Airflow hides a field of this name wherever it shows connections, but no password in a URL.
         if token := values.pop(f"{service}_token", ""):
-            values[service] = _with_token(values.get(service, ""), token, f"{where}: {service}")
+            values[service] = _with_token(values.get(service, ""), str(token), f"{where}: {service}")
     if isinstance(origins := values.get("origins"), str):  # a form field and a URI carry text only
         try:
             values["origins"] = json.loads(origins)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millrace.errors import ConfigError
 from millrace.topics_file import VARIABLE, TopicPolicy, read_policies
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID
 
@@ -39,5 +40,8 @@ def topics_of_environment(shipped: Path) -> Sequence[DagTopic]:
 
     Raise ConfigError, naming the error in the file: Airflow shows it as the DAG's import error.
     """
-    policies = read_policies(os.environ.get(VARIABLE) or shipped)
-    return [DagTopic(name, policy) for name, policy in policies.items()]
+    file = os.environ.get(VARIABLE) or shipped
+    topics = [DagTopic(name, policy) for name, policy in read_policies(file).items()]
+    if not topics:
+        raise ConfigError(f"{file} names no topic for the DAGs: give each topic a table, such as [PageView]")
+    return topics

@@ -10,7 +10,7 @@ from airflow.sdk import Asset, AssetAlias
 
 from millrace.errors import ConfigError
 from millrace.topic_names import table_name
-from millrace_airflow.command_line import hour_options
+from millrace_airflow.command_line import INTERVAL_END, INTERVAL_START, hour_options
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.lineage import Dataset, Lineage, rows_of
 from millrace_airflow.operators.job import MillraceJobOperator
@@ -67,8 +67,8 @@ class PublishOperator(MillraceJobOperator):
         self,
         *,
         topic: str,
-        start: str | None = "{{ data_interval_start }}",
-        end: str | None = "{{ data_interval_end }}",
+        start: str | None = INTERVAL_START,
+        end: str | None = INTERVAL_END,
         proven: bool = False,
         unproven_after: str = "",
         **kwargs: Any,

@@ -9,7 +9,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
 from millrace.errors import ConfigError
-from millrace_airflow.command_line import interval
+from millrace_airflow.command_line import INTERVAL_END, INTERVAL_START, interval
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.links import AuditLink
 from millrace_airflow.triggers.completeness import CompletenessTrigger
@@ -38,8 +38,8 @@ class CompletenessSensor(BaseSensorOperator):
         self,
         *,
         topic: str,
-        start: str = "{{ data_interval_start }}",
-        end: str = "{{ data_interval_end }}",
+        start: str = INTERVAL_START,
+        end: str = INTERVAL_END,
         conn_id: str = DEFAULT_CONN_ID,
         accept_unknown_after: timedelta | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
@@ -78,6 +78,7 @@ class CompletenessSensor(BaseSensorOperator):
                 poke_interval=self.poke_interval,
             ),
             method_name="execute_complete",
+            timeout=self.execution_timeout,
         )
 
     def _poke_until_timeout(self, context: Context) -> Any:

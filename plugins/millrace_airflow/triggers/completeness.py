@@ -60,12 +60,13 @@ class CompletenessTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event: the step to take and its reason."""
-        auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         start, end = datetime.fromisoformat(self.start), datetime.fromisoformat(self.end)
         until = datetime.fromisoformat(self.until)
         unknown_until = datetime.fromisoformat(self.unknown_until) if self.unknown_until else None
         pause = min(1.0, self.poke_interval)
         while True:
+            # For each question: address and token may change while the hours are waited for.
+            auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
             decision = await _asked(auditor, self.topic, start, end, until, unknown_until)
             if decision.step is not Step.WAIT:
                 yield TriggerEvent({"step": decision.step.value, "reason": decision.reason})  # type: ignore[no-untyped-call]

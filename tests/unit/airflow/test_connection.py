@@ -96,9 +96,29 @@ def test_jobs_are_kept_in_airflows_home_unless_a_folder_is_given(monkeypatch: py
     assert MillraceHook().get_conn().job_directory == Path("/home/of/airflow/millrace-jobs")
 
 
+def test_an_address_of_ip_version_6_keeps_its_brackets_in_a_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = "registry=http%3A%2F%2Fr&auditor=http%3A%2F%2Fa&warehouse=%2Fw"
+    monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", f"millrace://[::1]:9092/?{query}")
+    assert MillraceHook().get_conn().bootstrap == "[::1]:9092"
+
+
+def test_a_token_of_digits_and_a_login_with_a_control_character_are_taken_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    extra = {**EXTRA, "registry": "https://web@r:1", "registry_token": 1234567, "protocol": "SASL_SSL"}
+    set_connection(monkeypatch, host="b:1", login="a\x7fb", password="p", extra=extra)
+    settings = MillraceHook().get_conn()
+    assert settings.registry == "https://web:1234567@r:1"
+    for name, text in settings.client_files().items():
+        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).write_text(text)
+    assert load_client(str(tmp_path / "client.toml")).user == "a\x7fb"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"host": "b:1", "extra": "[1]"}, "its extra is not a JSON object"),
         ({"extra": EXTRA}, "connection millrace_default has no host: set it to HOST:PORT"),
         ({"host": "broker", "extra": EXTRA}, "connection millrace_default: host 'broker' is not HOST:PORT"),
         ({"host": "b:1", "extra": {"registry": "http://r"}}, "missing key 'auditor'"),

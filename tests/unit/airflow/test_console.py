@@ -212,6 +212,20 @@ def test_a_manifest_is_shown_and_no_other_file(reader: TestClient, tmp_path: Pat
         assert reader.get(page, params={"path": path}).status_code == 400
 
 
+def test_a_manifest_that_is_too_large_is_refused_not_cut_off(
+    reader: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = tmp_path / "PageView" / "loads"
+    loads.mkdir(parents=True)
+    (loads / "0000000001.json").write_text('{"load": 1}' + " " * (1 << 20))
+    page, path = "/millrace_default/manifest", {"path": "PageView/loads/0000000001.json"}
+    assert reader.get(page, params=path).json() == {"load": 1}
+    monkeypatch.setattr(console, "MOST_BYTES", 1 << 20)
+    refused = reader.get(page, params=path)
+    assert refused.status_code == 413
+    assert "is larger than 1 MiB" in refused.text
+
+
 def test_tasks_link_to_the_audit_the_manifest_and_spark(auditor: Auditor) -> None:
     key: Any = None
     hour: dict[str, Any] = {"start": "2015-05-17 10:00:00+00:00", "end": "2015-05-17T11:00:00Z"}

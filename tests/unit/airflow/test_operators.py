@@ -571,6 +571,28 @@ def test_a_deferred_job_is_taken_over_when_no_trigger_stops_it(
     assert Job.take_over(command, parent, "name") is None, "its task was cleared, and the trigger stopped it"
 
 
+def test_a_job_that_is_being_stopped_is_not_taken_over_though_its_command_takes_long_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, parent = tmp_path / "begun", tmp_path / "go", tmp_path / "jobs"
+    # As a command that ends its driver on a cluster: it leaves its group, and the job stays alive.
+    code = "import os, signal, sys, time\n"
+    code += f"def end(*_):\n  os.setsid()\n  while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    code += "  sys.exit(143)\n"
+    code += f"signal.signal(signal.SIGTERM, end)\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)\n"
+    command = [sys.executable, "-c", code]
+    job = Job.start(command, parent, "name")
+    wait_until("the command has begun", begun.exists)
+    job.kill(timeout_s=0.5)
+    job.stop_watching()  # the worker has ended
+    assert job.alive()
+    monkeypatch.setattr(jobs_of_tasks, "CLEARED_S", 0.2)
+    assert Job.take_over(command, parent, "name") is None
+    go.touch()
+    wait_until("the command has ended", job.ended)
+    assert Job.take_over(command, parent, "name") is None
+
+
 def test_a_result_that_nobody_came_back_for_is_not_taken_for_ever(tmp_path: Path) -> None:
     command, parent = [sys.executable, "-c", "print(7)"], tmp_path / "jobs"
     ended = Job.start(command, parent, "name")
@@ -810,6 +832,39 @@ def test_the_deferred_sensor_asks_until_the_hour_is_complete(monkeypatch: pytest
     assert isinstance(trigger, CompletenessTrigger)
     assert "complete" in operator.execute_complete(context(), first_event(trigger))
     assert len(auditor.asked) == 4
+
+
+def test_a_deferred_sensor_asks_with_the_address_and_the_token_that_its_connection_has_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    auditor = Auditor(monkeypatch, "unknown", "unknown", "complete")
+    trigger = deferred(sensor(deferrable=True))
+    fields = json.loads(os.environ["AIRFLOW_CONN_MILLRACE_DEFAULT"])
+    addresses = iter(("http://b", "http://c"))
+
+    async def read(self: MillraceHook) -> Any:
+        fields["extra"]["auditor"] = next(addresses)
+        monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", json.dumps(fields))
+        return self.get_conn()
+
+    monkeypatch.setattr(MillraceHook, "aget_conn", read)
+    first_event(trigger)
+    assert [asked[0] for asked in auditor.asked] == ["http://a", "http://b", "http://c"]
+
+
+def test_a_deferred_sensor_keeps_to_its_execution_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    Auditor(monkeypatch, "unknown")
+    with pytest.raises(TaskDeferred) as raised:
+        sensor(deferrable=True, execution_timeout=timedelta(minutes=10)).execute(context())
+    assert raised.value.timeout == timedelta(minutes=10)
+
+
+def test_a_run_without_a_data_interval_is_a_mistake_in_one_line() -> None:
+    for operator in (PublishOperator(task_id="a", topic="T"), CompletenessSensor(task_id="b", topic="T")):
+        values: Any = {"params": {}}
+        operator.render_template_fields(values)
+        with pytest.raises(AirflowFailException, match="this run has no data interval: name the hours"):
+            operator.execute(context())
 
 
 @pytest.mark.parametrize("deferrable", [False, True])

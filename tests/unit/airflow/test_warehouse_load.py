@@ -109,6 +109,27 @@ def test_a_datacenter_that_cannot_be_reached_does_not_hold_up_the_others_data(da
     assert dag.get_task("SearchQuery.publish").trigger_rule == "all_success"
 
 
+@pytest.mark.parametrize("dag_id", ["warehouse_load", "warehouse_upkeep"])
+def test_a_run_fails_if_any_of_its_tasks_has_failed(dag_id: str) -> None:
+    found = DagBag(str(DAGS)).dags[dag_id]
+    last = found.get_task("any_failure")
+    assert [task.task_id for task in found.tasks if not task.downstream_task_ids] == ["any_failure"]
+    assert last.trigger_rule == "one_failed"
+    assert last.upstream_task_ids == {task.task_id for task in found.tasks} - {"any_failure"}
+
+
+def test_a_file_that_names_no_topic_is_an_import_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text("[topics_matching.'shop[.].*']\nmax_bytes = '2GiB'\n")
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(file))
+    bag = DagBag(str(DAGS))
+    assert len(bag.import_errors) == 2
+    for error in bag.import_errors.values():
+        assert f"{file} names no topic for the DAGs: give each topic a table, such as [PageView]" in error
+
+
 def test_a_run_is_about_one_whole_hour(dag: DAG) -> None:
     timetable: Any = coerce_to_core_timetable(dag.timetable)
     found = timetable.infer_manual_data_interval(run_after=at("2026-03-01T10:07:00+00:00"))
@@ -177,7 +198,7 @@ def test_upkeep_publishes_what_was_forgotten_then_compacts_and_expires_whatever_
     upkeep = DagBag(str(DAGS)).dags["warehouse_upkeep"]
     publish: Any = upkeep.get_task("table.publish")
     assert (publish.start, publish.end, publish.proven, publish.unproven_after) == (None, None, True, "1d")
-    assert downstream(upkeep, "table.publish") == {"table.compact", "table.expire"}
+    assert downstream(upkeep, "table.publish") == {"table.compact", "table.expire", "any_failure"}
     for name in ("compact", "expire"):
         assert upkeep.get_task(f"table.{name}").trigger_rule == "all_done"
 
