@@ -105,19 +105,22 @@ class Job:
             job = cls(directory)
             with suppress(OSError, ValueError, JobFailed):  # the folder may be deleted at this moment
                 same = json.loads(job._path("command.json").read_text()) == list(command)
-                if not same or not job._watch():
-                    continue
-                if job._path("deferred").exists() or job._path("stopped").exists():
-                    job._await_end(CLEARED_S)
-                alive = job.alive()
-                code = job._exit_code()  # after `alive`: a job that ends meanwhile does not look dead
-                runs = alive and code is None and not job._path("stopped").exists()
-                if (code == 0 and job._is_fresh()) or runs:
+                if same and job._watch() and job._serves():
                     return job
-                if not alive:  # the process that should have deleted them may have been killed
-                    shutil.rmtree(job._path(SECRETS), ignore_errors=True)
-                job.stop_watching()
+            job.stop_watching()
         return None
+
+    def _serves(self) -> bool:
+        """Return True if the next try can go on with this job, which nobody else watches."""
+        if self._path("deferred").exists() or self._path("stopped").exists():
+            self._await_end(CLEARED_S)
+        alive = self.alive()
+        code = self._exit_code()  # after `alive`: a job that ends meanwhile does not look dead
+        if not alive:  # the process that should have deleted them may have been killed
+            shutil.rmtree(self._path(SECRETS), ignore_errors=True)
+        if code is not None:
+            return code == 0 and self._is_fresh()
+        return alive and not self._path("stopped").exists()
 
     def leave_to_trigger(self) -> None:
         """Mark the job as watched by a trigger: no worker watches it from now on."""

@@ -557,6 +557,18 @@ def test_nobody_takes_over_a_job_that_is_watched_or_of_other_words(tmp_path: Pat
     job.kill()
 
 
+def test_a_job_whose_end_cannot_be_read_now_is_taken_over_later(tmp_path: Path) -> None:
+    command, parent = [sys.executable, "-c", "print(7)"], tmp_path / "jobs"
+    job = Job.start(command, parent, "name")
+    wait_until("the job has ended", job.ended)
+    job.stop_watching()
+    status = (job.directory / "status.json").read_text()
+    (job.directory / "status.json").write_text("cut off")
+    assert Job.take_over(command, parent, "name") is None
+    (job.directory / "status.json").write_text(status)
+    assert Job.take_over(command, parent, "name") is not None
+
+
 def test_a_deferred_job_is_taken_over_when_no_trigger_stops_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
