@@ -595,12 +595,14 @@ def test_a_job_that_is_being_stopped_is_not_taken_over_though_its_command_takes_
     command = [sys.executable, "-c", code]
     job = Job.start(command, parent, "name")
     wait_until("the command has begun", begun.exists)
-    job.kill(timeout_s=0.5)
-    job.stop_watching()  # the worker has ended
-    assert job.alive()
-    monkeypatch.setattr(jobs_of_tasks, "CLEARED_S", 0.2)
-    assert Job.take_over(command, parent, "name") is None
-    go.touch()
+    try:
+        job.kill(timeout_s=0.5)
+        job.stop_watching()  # the worker has ended
+        assert job.alive()
+        monkeypatch.setattr(jobs_of_tasks, "CLEARED_S", 0.2)
+        assert Job.take_over(command, parent, "name") is None
+    finally:
+        go.touch()
     wait_until("the command has ended", job.ended)
     assert Job.take_over(command, parent, "name") is None
 
