@@ -29,6 +29,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import WHOLE_HOUR
+from millrace_airflow.failures import any_failure
 from millrace_airflow.hooks.millrace import MillraceHook
 from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator
 from millrace_airflow.operators.publish import PublishOperator
@@ -63,12 +64,6 @@ def origins(conn_id: str) -> list[str]:
         return sorted(MillraceHook(conn_id).get_conn().origins)
     except ConfigError as error:  # a mistake in the connection, which no retry corrects
         raise AirflowFailException(str(error)) from None
-
-
-@task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
-def any_failure() -> None:
-    """Fail the run if a task of it has failed: Airflow takes a run's state from its last tasks alone."""
-    raise AirflowFailException("a task of this run has failed")
 
 
 @task_group

@@ -16,10 +16,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Param, TriggerRule, task, task_group
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk import DAG, Param, TriggerRule, task_group
 
 from millrace_airflow.command_line import WHOLE_HOUR
+from millrace_airflow.failures import any_failure
 from millrace_airflow.operators.load import ReloadHoursOperator
 from millrace_airflow.operators.publish import PublishOperator
 from millrace_airflow.operators.upkeep import CompactOperator, ExpireOperator
@@ -34,12 +34,6 @@ UNPROVEN_AFTER = os.environ.get("MILLRACE_UNPROVEN_AFTER", "1d")
 HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
 DEFAULTS = {"retries": 2, "retry_delay": timedelta(minutes=5)}
 TOPIC = "{{ task.topic }}"
-
-
-@task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
-def any_failure() -> None:
-    """Fail the run if a task of it has failed: Airflow takes a run's state from its last tasks alone."""
-    raise AirflowFailException("a task of this run has failed")
 
 
 @task_group

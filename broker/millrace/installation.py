@@ -73,7 +73,7 @@ def how_to_install(*extras: str) -> str:
 
 
 class Release(NamedTuple):
-    """What was installed here: a version, and the commit that was built, "" in a checkout."""
+    """Version of an installation, and the commit that it was built from: "" in a checkout."""
 
     version: str
     commit: str
@@ -83,7 +83,9 @@ class Release(NamedTuple):
 
     def may_be(self, other: Release) -> bool:
         """Return False if it is another release; a checkout may have any commit of its version."""
-        return self.version == other.version and (self.commit == other.commit or "" in (self + other))
+        return self.version == other.version and (
+            self.commit == other.commit or "" in (self.commit, other.commit)
+        )
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What is sent to the tasks of a Spark job."""
+"""Tasks of a Spark job, and the release that may compute them."""
 
 from __future__ import annotations
 
